@@ -1,0 +1,43 @@
+# Two commands do everything on a machine with Python ≥ 3.11, make and a package index: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint format types pytest bench clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "r3 needs Python 3.11 or newer: set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# torch first and pinned: a bare `torch` requirement may resolve to a build with gigabytes of CUDA packages
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet 'torch==2.13.0'
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
+
+setup: $(READY) ## make .venv and install r3 into it
+
+demo: $(READY) ## walk through the method on recorded samples
+	$(BIN)/python examples/walkthrough.py
+
+test: lint types pytest ## set up, lint, type-check, run the tests
+
+lint: $(READY) ## ruff: style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY) ## let ruff rewrite
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY) ## mypy --strict on src/
+	$(BIN)/mypy
+
+pytest: $(READY) ## the tests alone
+	$(BIN)/pytest -n 2
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

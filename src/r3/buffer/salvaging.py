@@ -1,0 +1,117 @@
+"""Bring what is readable of a damaged file into a new one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+
+from r3.buffer import rows, schema, totals
+from r3.buffer.errors import SampleBufferError, explained
+from r3.buffer.store import SampleBuffer
+from r3.buffer.totals import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What `salvage` saved and what it could not."""
+
+    samples: int
+    """Samples copied, each with a matching checksum."""
+    unreadable: tuple[int, ...]
+    """Ids whose rows are damaged."""
+    missing: int | None
+    """Samples that the totals count but nobody found, unreadable ones included; None if the totals are lost too."""
+    ledger_kept: bool
+    """False: it was damaged and is rebuilt from the copied samples; attempts of samples settled before are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """All but the samples: the small tables, read whole."""
+
+    queries: list[tuple[int, str]]
+    attempts: list[tuple[int, ...]]
+    steps: list[Totals]
+    settled: tuple[int, int]
+
+
+def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Salvaged:
+    """Copy every readable sample of `source` to the new file `target`, ids included. `source` is only read."""
+    origin, goal = os.fspath(source), os.fspath(target)
+    if os.path.exists(goal):
+        raise SampleBufferError(f"{goal}: exists already; salvage into a new file")
+    with closing(schema.connect_reader(origin)) as damaged_db:
+        with explained(origin, "reading how far its ids go"):
+            end = _end_of_ids(damaged_db)
+        with SampleBuffer(goal, per_query=None, total=None) as buffer, buffer._writing(f"salvaging {origin}") as db:
+            books = _read_books(damaged_db)
+            keys = {uid: key for key, uid in books.queries} if books else {}
+            kept, unreadable = _copy_samples(damaged_db, origin, db, end, keys)
+            _write_books(db, books, keys)
+    expected = None
+    if books is not None:
+        last = books.steps[-1] if books.steps else Totals()
+        expected = last.alive + last.evicted - books.settled[1]
+    missing = None if expected is None else expected - kept
+    return Salvaged(kept, tuple(unreadable), missing, ledger_kept=books is not None)
+
+
+def _end_of_ids(db: sqlite3.Connection) -> int:
+    try:
+        end = totals.load(db).next_id
+        if end > 1:
+            return end
+    except (sqlite3.DatabaseError, TypeError):  # TypeError: a damaged row may hold text where numbers were
+        pass  # the rows say it too
+    return int(db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM samples").fetchone()[0])
+
+
+def _read_books(db: sqlite3.Connection) -> _Books | None:
+    """The small tables, if each can be read and they agree with each other."""
+    try:
+        books = _Books(
+            queries=db.execute("SELECT key, uid FROM queries ORDER BY key").fetchall(),
+            attempts=db.execute("SELECT query, reflection, step, tried, solved FROM attempts").fetchall(),
+            steps=[Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
+            settled=db.execute("SELECT step, rows FROM settled").fetchone(),
+        )
+        last = books.steps[-1] if books.steps else Totals()
+        tried, solved = sum(row[3] for row in books.attempts), sum(row[4] for row in books.attempts)
+        agree = [key for key, _ in books.queries] == list(range(1, last.queries + 1))
+        return books if agree and (tried, solved) == (last.tried, last.tried_solved) else None
+    except (sqlite3.DatabaseError, TypeError):
+        return None
+
+
+def _copy_samples(
+    source: sqlite3.Connection, origin: str, db: sqlite3.Connection, end: int, keys: dict[str, int]
+) -> tuple[int, list[int]]:
+    """Id by id, because a cursor that meets a damaged page goes no further."""
+    kept, unreadable = 0, []
+    for sample_id in range(1, end):
+        try:
+            stored = rows.read(source, origin, sample_id)
+        except (SampleBufferError, sqlite3.DatabaseError):
+            unreadable.append(sample_id)
+            continue
+        if stored is not None:
+            key = keys.setdefault(stored.sample.query_id, len(keys) + 1)
+            rows.insert(db, stored.sample, sample_id, key, stored.evicted_at)
+            kept += 1
+    return kept, unreadable
+
+
+def _write_books(db: sqlite3.Connection, books: _Books | None, keys: dict[str, int]) -> None:
+    db.executemany("INSERT INTO queries VALUES (?, ?)", [(key, uid) for uid, key in keys.items()])
+    if books is None:
+        db.execute(
+            "INSERT INTO attempts SELECT query, reflection, step, COUNT(outcome), SUM(outcome) FROM samples "
+            "WHERE outcome IS NOT NULL GROUP BY query, reflection, step"
+        )
+    else:
+        db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", books.attempts)
+        db.execute("UPDATE settled SET step = ?, rows = ?", books.settled)
+    for row in totals.rebuild(db, {row.step: row for row in books.steps} if books else {}):
+        totals.save(db, row)

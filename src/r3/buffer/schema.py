@@ -1,0 +1,208 @@
+"""The file: its tables, its marks, and how a connection to it is opened.
+
+queries       a small integer for each query id, dense, in order of first appearance
+samples       one row a sample, without its arrays, so that a million of them stay small enough to search
+trajectories  the arrays (see `codec`), in a table of their own
+attempts      the ledger behind `success_rate`: verified attempts by query, context and step; never evicted
+steps         running totals at the end of each step: `stats` reads the last row, `forget_after` goes back to an earlier
+settled       one row: the step that no rewind may pass, and how many evicted rows were removed for good
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from r3.buffer.errors import SampleBufferError, explained
+
+MEMORY = ":memory:"
+VERSION = 1
+APPLICATION_ID = 0x72335342  # "r3SB"
+
+# A response's blob fills whole pages but for its last; 4 KiB wastes about 1 KiB a sample where 16 KiB would waste 4.
+PAGE_SIZE = 4096
+
+_SMALLEST_DATABASE = 512
+
+# The indexes on living samples end in the row id, as every SQLite index does: each is in order of age.
+_SCHEMA = """
+CREATE TABLE queries (key INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE);
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY,
+    query INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    policy_version INTEGER NOT NULL,
+    outcome INTEGER,
+    reward REAL NOT NULL,
+    reward_parts TEXT NOT NULL,
+    truncated INTEGER NOT NULL,
+    reflection INTEGER NOT NULL,
+    shown INTEGER,
+    length INTEGER NOT NULL,
+    fingerprint BLOB NOT NULL,
+    verdict TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    evicted_at INTEGER
+);
+CREATE INDEX alive_by_query ON samples (query, outcome) WHERE evicted_at IS NULL;
+CREATE INDEX alive_by_age ON samples (outcome IS 1) WHERE evicted_at IS NULL;
+CREATE INDEX evicted_by_step ON samples (evicted_at) WHERE evicted_at IS NOT NULL;
+CREATE TABLE trajectories (id INTEGER PRIMARY KEY, arrays BLOB NOT NULL);
+CREATE TABLE attempts (
+    query INTEGER NOT NULL,
+    reflection INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    tried INTEGER NOT NULL,
+    solved INTEGER NOT NULL,
+    PRIMARY KEY (query, reflection, step)
+) WITHOUT ROWID;
+CREATE INDEX attempts_by_step ON attempts (step);
+CREATE TABLE steps (
+    step INTEGER PRIMARY KEY,
+    next_id INTEGER NOT NULL,
+    queries INTEGER NOT NULL,
+    solved INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    unverified INTEGER NOT NULL,
+    truncated INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    evicted INTEGER NOT NULL,
+    policy_version INTEGER NOT NULL,
+    tried INTEGER NOT NULL,
+    tried_solved INTEGER NOT NULL
+);
+CREATE TABLE settled (step INTEGER NOT NULL, rows INTEGER NOT NULL);
+INSERT INTO settled VALUES (-1, 0);
+"""
+
+
+def connect_memory() -> sqlite3.Connection:
+    db = _connect(MEMORY)
+    _create_tables(db)
+    return db
+
+
+def connect_writer(path: str) -> sqlite3.Connection:
+    """Open `path` for writing, creating it if it is missing or empty. The caller holds the writer lock."""
+    if not os.path.exists(path) or os.path.getsize(path) == 0:
+        _create(path)
+    inspect(path)
+    with explained(path, "opening it"):
+        db = _connect(_uri(path, "mode=rw"))
+        _tune(db)
+        # An acknowledged sample survives a power cut, not only a killed process.
+        db.execute("PRAGMA synchronous = FULL")
+        # After a long reader the log may have grown to gigabytes: give back all beyond two steps' worth.
+        db.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
+        # Some builds overwrite deleted pages with zeros, which doubles the cost of `settle`; nothing here is secret.
+        db.execute("PRAGMA secure_delete = OFF").fetchone()
+    return db
+
+
+def connect_reader(path: str) -> sqlite3.Connection:
+    inspect(path)
+    # Readers share a small index file with the writer. Where it cannot be made (a read-only disk) there is no writer
+    # either, and a file without a pending log may be read as it is. (A writer of other rights that starts later is not
+    # noticed: open the reader again.)
+    frozen = not os.access(Path(path).resolve().parent, os.W_OK) and not os.path.exists(path + "-wal")
+    with explained(path, "opening it"):
+        db = _connect(_uri(path, "mode=ro&immutable=1" if frozen else "mode=ro"))
+        _tune(db)
+    return db
+
+
+def inspect(path: str) -> None:
+    """Refuse a file that is not ours or of a later version, without changing it, its locks or its neighbours.
+
+    Through SQLite and not with `open`: closing a plain descriptor would drop the locks that another connection of this
+    process holds on the same file (POSIX locks belong to the process). `immutable` takes no lock and makes no file.
+    """
+    if not os.path.isfile(path):
+        raise SampleBufferError(f"{path}: no such file; check the path, or open it for writing to create it")
+    with explained(path, "reading its header"):
+        db = _connect(_uri(path, "mode=ro&immutable=1"))
+        try:
+            # The last writer may have died, or met a full disk, while it moved its log into the file. Then the file by
+            # itself looks malformed; this setting reads the header none the less.
+            db.execute("PRAGMA writable_schema = ON")
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_NOTADB:
+                raise
+            raise _not_a_buffer(path) from error
+        finally:
+            db.close()
+    if os.path.getsize(path) < _SMALLEST_DATABASE:  # which SQLite takes for an empty one
+        raise _not_a_buffer(path)
+    if application != APPLICATION_ID:
+        raise SampleBufferError(
+            f"{path}: a SQLite file of another program (application id {application:#x}); it was left as it is: "
+            "choose another path"
+        )
+    if version != VERSION:
+        raise SampleBufferError(
+            f"{path}: written with buffer schema {version}, this r3 knows {VERSION}; upgrade r3 to read it"
+        )
+
+
+def _not_a_buffer(path: str) -> SampleBufferError:
+    return SampleBufferError(
+        f"{path}: not a sample buffer (no SQLite header); it was left as it is: choose another path, or put a backup "
+        "back if it was one"
+    )
+
+
+def _create(path: str) -> None:
+    """Make the whole file aside and rename it, so that no half-made file ever bears the name."""
+    new = path + ".new"
+    for leftover in (new, new + "-wal", new + "-shm", new + "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(leftover)
+    with explained(path, "creating it"):
+        db = _connect(_uri(new, "mode=rwc"))
+        try:
+            db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+            _create_tables(db)
+            db.execute("PRAGMA journal_mode = WAL").fetchone()  # kept in the file: readers never block the writer
+        finally:
+            db.close()
+    os.replace(new, path)
+    sync_directory(path)
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+
+
+def sync_directory(path: str) -> None:
+    """Make a rename in the directory of `path` survive a power cut."""
+    fd = os.open(Path(path).resolve().parent, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _connect(target: str) -> sqlite3.Connection:
+    # Transactions are opened and closed by hand; threads take turns under the buffer's own lock.
+    return sqlite3.connect(target, timeout=30, isolation_level=None, check_same_thread=False, uri=target != MEMORY)
+
+
+def _tune(db: sqlite3.Connection) -> None:
+    db.execute("PRAGMA cell_size_check = ON")  # notice damaged pages when they are read
+    # Enough to hold the upper levels of every index at a million samples. The pages of the arrays pass through once;
+    # the operating system caches them better. Not memory-mapped: mapped pages count as the process's memory, and a
+    # failing disk would kill it with SIGBUS instead of an error.
+    db.execute(f"PRAGMA cache_size = {-64 * 1024}")
+    db.execute("PRAGMA mmap_size = 0").fetchone()
+
+
+def _uri(path: str, options: str) -> str:
+    return f"file:{quote(os.path.abspath(path))}?{options}"

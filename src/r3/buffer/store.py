@@ -1,0 +1,367 @@
+"""`SampleBuffer`: every past sample by query, in one SQLite file (see `schema` for its tables)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from r3.buffer import exchange, integrity, rows, schema, totals
+from r3.buffer.answers import Attempts, Rewound, Stats
+from r3.buffer.errors import SampleBufferError, damaged, explained
+from r3.buffer.eviction import evict
+from r3.buffer.lock import WriterLock
+from r3.buffer.totals import NOTHING
+from r3.samples import ContextKind, Sample
+
+
+class SampleBuffer:
+    """Every past sample by query id: one writer, any number of readers.
+
+    `SampleBuffer(path)` writes (and may be asked everything); `SampleBuffer.open_reader(path)` only reads, from any
+    process, while the writer writes, and each call sees a whole number of `add`s. `":memory:"` keeps all in memory. The
+    path must be on a local disk: SQLite's log and its locks do not work over network file systems.
+
+    `per_query` and `total` limit the living samples (None: no limit); `r3.buffer.eviction` says which ones leave. The
+    text of a response is not stored: its tokens are, and decode to it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        per_query: int | None = 64,
+        total: int | None = 1_000_000,
+        read_only: bool = False,
+    ) -> None:
+        for name, limit in (("per_query", per_query), ("total", total)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit}")
+        self.path = os.fspath(path)
+        self.per_query = per_query
+        self.total = total
+        self.read_only = read_only
+        self._writer_lock: WriterLock | None = None
+        self._turn = threading.RLock()
+        self._pid = os.getpid()
+        self._db: sqlite3.Connection | None = self._connect()
+
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str]) -> Self:
+        return cls(path, read_only=True)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self.path == schema.MEMORY:
+            if self.read_only:
+                raise ValueError("a buffer in memory cannot be opened by a reader: give the path of a file")
+            return schema.connect_memory()
+        if self.read_only:
+            return schema.connect_reader(self.path)
+        if os.path.exists(self.path) and os.path.getsize(self.path):
+            schema.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
+        self._writer_lock = WriterLock(self.path)
+        try:
+            return schema.connect_writer(self.path)
+        except BaseException:
+            self._writer_lock.release()
+            raise
+
+    # ---------------------------------------------------------------- writing
+
+    def add(self, samples: Iterable[Sample]) -> list[int]:
+        """Store the samples, all or none, and return their ids: 1, 2, 3, … in order. On return they are on disk.
+
+        Steps never go back: a sample of an earlier step than the newest stored one means that a resumed run forgot to
+        call `forget_after`, and is refused.
+        """
+        batch = list(samples)
+        if not batch:
+            return []
+        with self._writing(f"adding {len(batch)} samples") as db:
+            first = totals.load(db).next_id
+            # A step at a time, since a rewind may cut between any two.
+            for step, of_step in itertools.groupby(batch, key=lambda sample: int(sample.step)):
+                self._add_step(db, step, list(of_step))
+        return list(range(first, first + len(batch)))
+
+    def _add_step(self, db: sqlite3.Connection, step: int, samples: list[Sample]) -> None:
+        before = totals.load(db)
+        if step < before.step:
+            raise SampleBufferError(
+                f"{self.path}: a sample of step {step} comes after step {before.step} was stored; to go on from "
+                f"step {step}, call forget_after({step - 1}) first"
+            )
+        keys: dict[str, int] = {}
+        for sample_id, sample in enumerate(samples, before.next_id):
+            try:
+                if sample.id is not None:
+                    raise ValueError(f"it already has id {sample.id}, add only new samples and not replayed ones")
+                if sample.query_id not in keys:
+                    keys[sample.query_id] = _query_key(db, sample.query_id)
+                rows.insert(db, sample, sample_id, keys[sample.query_id])
+            except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
+                raise SampleBufferError(
+                    f"{self.path}: a sample of query {sample.query_id!r} at step {step} cannot be stored: {error}; "
+                    "drop or repair it and add the batch again, nothing of it was stored"
+                ) from error
+        _enter_attempts(db, step, samples, keys)
+        after = before.plus(step, samples, max(before.queries, *keys.values()))
+        totals.save(db, evict(db, after, keys.values(), self.per_query, self.total))
+
+    def forget_after(self, step: int) -> Rewound:
+        """Go back to the exact state at the end of `step`: contents, ledger, statistics and the next id.
+
+        Samples of later steps are removed; samples that were evicted by later steps return. -1 forgets everything.
+        """
+        with self._writing(f"rewinding to step {step}") as db:
+            (settled,) = db.execute("SELECT step FROM settled").fetchone()
+            if step < settled:
+                raise SampleBufferError(
+                    f"{self.path}: cannot rewind to step {step}, settle({settled}) removed what was evicted until "
+                    f"then; rewind to step {settled} or later, or start from a copy made before"
+                )
+            then = totals.load(db, until=step)
+            db.execute("DELETE FROM trajectories WHERE id >= ?", (then.next_id,))
+            removed = db.execute("DELETE FROM samples WHERE id >= ?", (then.next_id,)).rowcount
+            restored = db.execute("UPDATE samples SET evicted_at = NULL WHERE evicted_at > ?", (step,)).rowcount
+            db.execute("DELETE FROM attempts WHERE step > ?", (step,))
+            db.execute("DELETE FROM queries WHERE key > ?", (then.queries,))
+            db.execute("DELETE FROM steps WHERE step > ?", (step,))
+        return Rewound(removed, restored)
+
+    def settle(self, step: int) -> int:
+        """Promise that no rewind will go before `step`: remove what was evicted until then, and return how many.
+
+        Call it with the step of the oldest checkpoint that may still be resumed. Later samples use the space again.
+        """
+        with self._writing(f"settling step {step}") as db:
+            gone = "SELECT id FROM samples INDEXED BY evicted_by_step WHERE evicted_at <= ?"
+            db.execute(f"DELETE FROM trajectories WHERE id IN ({gone})", (step,))
+            removed = db.execute(
+                "DELETE FROM samples INDEXED BY evicted_by_step WHERE evicted_at <= ?", (step,)
+            ).rowcount
+            db.execute("UPDATE settled SET step = MAX(step, ?), rows = rows + ?", (step, removed))
+        return removed
+
+    # ---------------------------------------------------------------- reading
+
+    def history(
+        self,
+        query_ids: Iterable[str],
+        *,
+        outcome: bool | None = None,
+        limit: int | None = None,
+        context: ContextKind | None = None,
+        since_version: int | None = None,
+        distinct: bool = False,
+    ) -> dict[str, list[Sample]]:
+        """The living samples of each query, newest first; an empty list for a query without any.
+
+        `outcome`: only right (True) or only wrong (False) ones. `limit`: so many per query. `context`: only those drawn
+        under that kind of prompt. `since_version`: only those of this policy version or later (an age limit).
+        `distinct`: of equal responses, token by token, only the newest.
+        """
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
+        where, values = ["query = ?", "evicted_at IS NULL"], []
+        if outcome is not None:
+            where.append("outcome = ?")
+            values.append(int(outcome))
+        if context is not None:
+            where.append("reflection = ?")
+            values.append(_reflection(context))
+        if since_version is not None:
+            where.append("policy_version >= ?")
+            values.append(int(since_version))
+        column, group = ("MAX(id)", "GROUP BY fingerprint") if distinct else ("id", "")
+        select = (
+            f"SELECT {column} AS newest FROM samples INDEXED BY alive_by_query WHERE {' AND '.join(where)} {group} "
+            f"ORDER BY newest DESC LIMIT {-1 if limit is None else int(limit)}"
+        )
+        found: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
+        with self._reading("reading histories") as db:
+            for query_id, key in self._known(db, found):
+                for stored in rows.read_newest(db, self.path, select, (key, *values)):
+                    if stored.sample.query_id != query_id or stored.evicted_at is not None:
+                        raise damaged(self.path, f"the index of query {query_id!r} leads to sample {stored.sample.id}")
+                    found[query_id].append(stored.sample)
+        return found
+
+    def attempts(
+        self, query_ids: Iterable[str], *, context: ContextKind | None = "plain", since_step: int = 0
+    ) -> dict[str, Attempts]:
+        """Verified attempts at each query since `since_step`, evicted ones included; queries without any are absent."""
+        kind = "" if context is None else f"AND reflection = {_reflection(context)}"
+        select = f"SELECT SUM(tried), SUM(solved) FROM attempts WHERE query = ? {kind} AND step >= ?"
+        found: dict[str, Attempts] = {}
+        with self._reading("reading attempts") as db:
+            for query_id, key in self._known(db, dict.fromkeys(_several(query_ids))):
+                tried, solved = db.execute(select, (key, since_step)).fetchone()
+                if tried:
+                    found[query_id] = Attempts(tried, solved)
+        return found
+
+    def success_rate(
+        self, query_ids: Iterable[str], *, context: ContextKind | None = "plain", since_step: int = 0
+    ) -> dict[str, float]:
+        """Mean past outcome of each query, over all it was ever tried with; a query never tried does not appear."""
+        tried = self.attempts(query_ids, context=context, since_step=since_step)
+        return {query_id: entry.solved / entry.tried for query_id, entry in tried.items()}
+
+    def stats(self) -> Stats:
+        """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
+        with self._reading("reading statistics") as db:
+            now = totals.load(db)
+            (settled,) = db.execute("SELECT rows FROM settled").fetchone()
+            oldest = [
+                db.execute(
+                    "SELECT step FROM samples INDEXED BY alive_by_age "
+                    "WHERE evicted_at IS NULL AND (outcome IS 1) = ? ORDER BY id LIMIT 1",
+                    (right,),
+                ).fetchone()
+                for right in (0, 1)
+            ]
+        return Stats(
+            samples=now.alive,
+            right=now.solved,
+            wrong=now.failed,
+            unverified=now.unverified,
+            truncated=now.truncated,
+            tokens=now.tokens,
+            evicted=now.evicted - settled,
+            queries=now.queries,
+            oldest_step=min((row[0] for row in oldest if row), default=None),
+            newest_step=None if now.step == NOTHING else now.step,
+            newest_policy_version=None if now.policy_version == NOTHING else now.policy_version,
+            bytes_on_disk=self._bytes_on_disk(),
+        )
+
+    def _bytes_on_disk(self) -> int:
+        if self.path == schema.MEMORY:
+            return 0
+        log = self.path + "-wal"
+        return os.path.getsize(self.path) + (os.path.getsize(log) if os.path.exists(log) else 0)
+
+    def _known(self, db: sqlite3.Connection, query_ids: Iterable[str]) -> Iterator[tuple[str, int]]:
+        for query_id in query_ids:
+            row = db.execute("SELECT key FROM queries WHERE uid = ?", (query_id,)).fetchone()
+            if row is not None:
+                yield query_id, row[0]
+
+    # ---------------------------------------------------------------- copies and checks
+
+    def check(self) -> list[str]:
+        """Everything wrong with the file, one line each: pages, indexes, checksums, totals. Reads all of it."""
+        with self._reading("checking it") as db:
+            return integrity.problems(db, self.path)
+
+    def export(self, target: str | os.PathLike[str]) -> int:
+        """Write all of the buffer to a `.jsonl`, `.jsonl.gz` or `.parquet` file; how many samples it holds."""
+        with self._reading(f"exporting to {os.fspath(target)}") as db:
+            return exchange.export(db, self.path, os.fspath(target))
+
+    def import_(self, source: str | os.PathLike[str]) -> int:
+        """Fill this still empty buffer with an exported one, ids and all; how many samples it now holds."""
+        with self._writing(f"importing {os.fspath(source)}") as db:
+            if totals.load(db) != totals.Totals():
+                raise SampleBufferError(
+                    f"{self.path}: holds samples already, and ids of {os.fspath(source)} would clash with theirs; "
+                    "import into a new file"
+                )
+            return exchange.import_(db, os.fspath(source))
+
+    # ---------------------------------------------------------------- connection
+
+    @contextmanager
+    def _reading(self, doing: str) -> Iterator[sqlite3.Connection]:
+        """One consistent snapshot for all that is read inside."""
+        with self._turn, explained(self.path, doing), _transaction(self._open_db(), "BEGIN") as db:
+            yield db
+
+    @contextmanager
+    def _writing(self, doing: str) -> Iterator[sqlite3.Connection]:
+        """All that is written inside is on disk afterwards, or none of it."""
+        if self.read_only:
+            raise SampleBufferError(f"{self.path}: opened read-only; open it with SampleBuffer(path) to write")
+        with self._turn, explained(self.path, doing), _transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
+            yield db
+
+    def _open_db(self) -> sqlite3.Connection:
+        if os.getpid() != self._pid:
+            raise SampleBufferError(
+                f"{self.path}: opened by process {self._pid}, used in its fork {os.getpid()}; open a reader of its own "
+                "there with SampleBuffer.open_reader"
+            )
+        if self._db is None:
+            raise SampleBufferError(f"{self.path}: already closed; open it again")
+        return self._db
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice, or in a forked child (where nothing is held), does nothing."""
+        if os.getpid() != self._pid:
+            return
+        with self._turn, explained(self.path, "closing it"):
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+            if self._writer_lock is not None:
+                self._writer_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[sqlite3.Connection]:
+    db.execute(begin)
+    try:
+        yield db
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:  # something failed above, and SQLite has not rolled back by itself
+            db.execute("ROLLBACK")
+
+
+def _query_key(db: sqlite3.Connection, query_id: str) -> int:
+    """The integer of a query; SQLite gives a new one the next after the greatest, so that they stay dense."""
+    row = db.execute("SELECT key FROM queries WHERE uid = ?", (query_id,)).fetchone()
+    if row is None:
+        db.execute("INSERT INTO queries (uid) VALUES (?)", (query_id,))
+        return _query_key(db, query_id)
+    return int(row[0])
+
+
+def _enter_attempts(db: sqlite3.Connection, step: int, samples: Sequence[Sample], keys: dict[str, int]) -> None:
+    ledger: dict[tuple[int, int], list[bool]] = {}
+    for sample in samples:
+        if sample.outcome is not None:
+            ledger.setdefault((keys[sample.query_id], _reflection(sample.context.kind)), []).append(sample.outcome)
+    db.executemany(
+        "INSERT INTO attempts VALUES (?, ?, ?, ?, ?) ON CONFLICT (query, reflection, step) "
+        "DO UPDATE SET tried = tried + excluded.tried, solved = solved + excluded.solved",
+        [(query, kind, step, len(outcomes), int(sum(outcomes))) for (query, kind), outcomes in ledger.items()],
+    )
+
+
+def _several(query_ids: Iterable[str]) -> Iterable[str]:
+    if isinstance(query_ids, str):
+        raise ValueError(
+            f"query_ids must be several ids, not the text {query_ids!r}; for one query give [{query_ids!r}]"
+        )
+    return query_ids
+
+
+def _reflection(context: ContextKind) -> int:
+    if context not in ("plain", "reflection"):
+        raise ValueError(f"context must be 'plain' or 'reflection', not {context!r}")
+    return int(context == "reflection")

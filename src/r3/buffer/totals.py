@@ -1,0 +1,136 @@
+"""Running totals at the end of each step: cheap statistics, and the exact state to which a rewind returns."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+from r3.samples import Sample
+
+NOTHING = -1  # the step and the policy version of an empty buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """One row of `steps`. All but `next_id`, `queries`, `evicted` and the ledger's `tried*` count living samples."""
+
+    step: int = NOTHING
+    next_id: int = 1
+    queries: int = 0
+    solved: int = 0
+    failed: int = 0
+    unverified: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    evicted: int = 0
+    policy_version: int = NOTHING
+    tried: int = 0
+    tried_solved: int = 0
+
+    @property
+    def alive(self) -> int:
+        return self.solved + self.failed + self.unverified
+
+    def plus(self, step: int, samples: Sequence[Sample], queries: int) -> Totals:
+        """With the samples added at `step`, the buffer then knowing so many queries."""
+        facts = [(sample.outcome, sample.truncated, len(sample)) for sample in samples]
+        verified = [bool(outcome) for outcome, _, _ in facts if outcome is not None]
+        return replace(
+            self._shifted(facts, +1),
+            step=step,
+            queries=queries,
+            next_id=self.next_id + len(samples),
+            policy_version=max(self.policy_version, *(int(sample.policy_version) for sample in samples)),
+            tried=self.tried + len(verified),
+            tried_solved=self.tried_solved + sum(verified),
+        )
+
+    def minus(self, evicted: Sequence[tuple[int | None, int, int]]) -> Totals:
+        """Without evicted samples (outcome, truncated, length)."""
+        return replace(self._shifted(evicted, -1), evicted=self.evicted + len(evicted))
+
+    def _shifted(self, facts: Sequence[tuple[int | None, int, int]], sign: int) -> Totals:
+        outcomes = Counter(None if outcome is None else bool(outcome) for outcome, _, _ in facts)
+        return replace(
+            self,
+            solved=self.solved + sign * outcomes[True],
+            failed=self.failed + sign * outcomes[False],
+            unverified=self.unverified + sign * outcomes[None],
+            truncated=self.truncated + sign * sum(truncated for _, truncated, _ in facts),
+            tokens=self.tokens + sign * sum(length for _, _, length in facts),
+        )
+
+
+def load(db: sqlite3.Connection, until: int | None = None) -> Totals:
+    """The totals now, or as they were at the end of step `until`."""
+    where = "" if until is None else "WHERE step <= ?"
+    row = db.execute(
+        f"SELECT * FROM steps {where} ORDER BY step DESC LIMIT 1", () if until is None else (until,)
+    ).fetchone()
+    return Totals() if row is None else Totals(*row)
+
+
+def save(db: sqlite3.Connection, totals: Totals) -> None:
+    marks = ", ".join("?" * len(astuple(totals)))
+    db.execute(f"INSERT OR REPLACE INTO steps VALUES ({marks})", astuple(totals))
+
+
+def rebuild(db: sqlite3.Connection, kept: dict[int, Totals]) -> list[Totals]:
+    """The totals of every step, counted from the rows; `kept` says for its steps what rows cannot (ids, queries).
+
+    Living at the end of a step is what was added until then, less what was evicted until then.
+    """
+    facts = "TOTAL(outcome IS 1), TOTAL(outcome IS 0), TOTAL(outcome IS NULL), TOTAL(truncated), TOTAL(length)"
+    added = {
+        row[0]: row[1:]
+        for row in db.execute(
+            f"SELECT step, {facts}, MAX(id), MAX(query), MAX(policy_version) FROM samples GROUP BY step"
+        )
+    }
+    gone = {
+        row[0]: row[1:]
+        for row in db.execute(f"SELECT evicted_at, {facts}, COUNT(*) FROM samples WHERE evicted_at >= 0 GROUP BY 1")
+    }
+    ledger = {row[0]: row[1:] for row in db.execute("SELECT step, SUM(tried), SUM(solved) FROM attempts GROUP BY step")}
+    (evicted,) = db.execute("SELECT rows FROM settled").fetchone()
+    now, rebuilt = replace(Totals(), evicted=evicted), []
+    for step in sorted({*added, *gone, *ledger, *kept}):
+        *plus, last_id, query, version = added.get(step, (0, 0, 0, 0, 0, 0, 0, NOTHING))
+        *minus, leaving = gone.get(step, (0,) * 6)
+        solved, failed, unverified, truncated, tokens = (int(a - b) for a, b in zip(plus, minus, strict=True))
+        tried, tried_solved = ledger.get(step, (0, 0))
+        known = kept.get(step, now)
+        now = Totals(
+            step=step,
+            next_id=max(now.next_id, known.next_id, last_id + 1),
+            queries=max(now.queries, known.queries, query),
+            solved=now.solved + solved,
+            failed=now.failed + failed,
+            unverified=now.unverified + unverified,
+            truncated=now.truncated + truncated,
+            tokens=now.tokens + tokens,
+            evicted=now.evicted + leaving,
+            policy_version=max(now.policy_version, known.policy_version, version),
+            tried=now.tried + tried,
+            tried_solved=now.tried_solved + tried_solved,
+        )
+        rebuilt.append(now)
+    return rebuilt
+
+
+def disagreement(db: sqlite3.Connection) -> str | None:
+    """What the stored totals say that the rows do not, for every step to which a rewind may go; None if all is well."""
+    said = [Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")]
+    (settled,) = db.execute("SELECT step FROM settled").fetchone()
+    first = max((row.step for row in said if row.step <= settled), default=NOTHING)  # earlier rows were settled away
+    counted = {row.step: row for row in rebuild(db, {row.step: row for row in said})}
+    for row in said:
+        if row.step >= first and counted.pop(row.step) != row:
+            return f"the totals of step {row.step} do not match the samples and attempts stored"
+    if max(counted, default=NOTHING) > first:
+        return f"step {max(counted)} has samples or attempts but no totals"
+    (queries,) = db.execute("SELECT COUNT(*) FROM queries").fetchone()
+    known = said[-1].queries if said else 0
+    return None if queries == known else f"{queries} queries are stored, the totals say {known}"

@@ -1,0 +1,65 @@
+"""Group advantages: Eq. 1 (GRPO) and Eq. 3 (the mixed group of fresh and replayed samples).
+
+    Eq. 1    A_i = (R_i − mean(G)) / (std(G) + λ)
+    Eq. 3    A_i = (R_i − mean(G_mix)) / (α · std(G_mix) + λ)          G_mix = G ∪ G_C
+
+Departures from the paper, and choices it leaves open:
+- The standard deviation is the population's (divide by n), for which a lone success among n gets √(n−1).
+- Equal rewards give exactly 0, not a rounding error over λ: such a sample is then skipped, not trained on noise.
+- α acts only where replayed samples joined (see `step`): it tempers them, it is not a second learning rate.
+- `scale="none"` (Dr. GRPO), `baseline="leave_one_out"` (RLOO) and `cap` are options of other trainers, off by default.
+
+Sums are taken with `math.fsum`, which rounds once: reordering a group reorders its advantages, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+
+def group_advantages(
+    rewards: Sequence[float],
+    *,
+    alpha: float = 1.0,
+    eps: float = 1e-6,
+    scale: Literal["std", "none"] = "std",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    cap: float | None = None,
+) -> list[float]:
+    """Advantage of each sample of one group over the group's baseline (Eq. 3; Eq. 1 for alpha = 1).
+
+    >>> group_advantages([1, 0, 0, 0, 0])[0]  # a lone success among n: √(n−1)
+    1.999995...
+    >>> group_advantages([0.3, 0.3, 0.3])
+    [0.0, 0.0, 0.0]
+    >>> group_advantages([1.0, 0.0], scale="none", baseline="leave_one_out")
+    [1.0, -1.0]
+    """
+    _check(scale, baseline, alpha, eps, cap)
+    values = [float(reward) for reward in rewards]
+    n = len(values)
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"rewards must be finite, got {values}")
+    if n == 0 or min(values) == max(values):
+        return [0.0] * n
+
+    mean = math.fsum(values) / n
+    centred = [value - mean for value in values]
+    spread = alpha * math.sqrt(math.fsum(c * c for c in centred) / n) + eps if scale == "std" else 1.0
+    if spread == 0.0:  # rewards differ by less than their squares can show, and eps is 0
+        return [0.0] * n
+    if baseline == "leave_one_out":  # R_i − mean of the others
+        centred = [c * n / (n - 1) for c in centred]
+    advantages = [c / spread for c in centred]
+    return advantages if cap is None else [max(-cap, min(cap, a)) for a in advantages]
+
+
+def _check(scale: str, baseline: str, alpha: float, eps: float, cap: float | None) -> None:
+    if scale not in ("std", "none"):
+        raise ValueError(f"scale must be 'std' or 'none', not {scale!r}")
+    if baseline not in ("mean", "leave_one_out"):
+        raise ValueError(f"baseline must be 'mean' or 'leave_one_out', not {baseline!r}")
+    if not (alpha > 0 and eps >= 0 and (cap is None or cap > 0)):
+        raise ValueError(f"need alpha > 0, eps ≥ 0 and cap > 0 (or None), got {alpha=}, {eps=}, {cap=}")

@@ -1,0 +1,191 @@
+"""The surrogate loss over packed tokens: clipped ratios, importance weights for stale tokens, optional KL.
+
+With π the policy being trained, π_prox the policy at the start of the step and π_behave the one that drew the token:
+
+    r_t = π(t) / π_prox(t)                    clipped, so that one step stays near where it started
+    w_t = min(π_prox(t) / π_behave(t), C)     no gradient; what the sample's staleness is corrected with
+    GRPO, DAPO, Dr. GRPO, GSPO:  ℓ_t = −w_t · min(r_t A, clip(r_t, 1−ε_low, 1+ε_high) A)
+    CISPO:                       ℓ_t = −w_t · sg[clip(r_t, 1−ε_low, 1+ε_high)] A · log π(t)
+    loss = Σ_t weight_t · (ℓ_t + β · KL_t)    KL_t = π_ref/π − log(π_ref/π) − 1
+
+GSPO's r and w are one number a sequence: the geometric mean over its tokens. Denominators are in the weights (`step`).
+
+Departures from the paper, and choices it leaves open:
+- For fresh samples π_prox = π_behave, so w = 1 and this is the paper's surrogate. For replayed ones the paper's naive
+  ratio π/π_behave would be clipped to silence or to noise after hundreds of updates; here the clip is taken around
+  π_prox and the staleness goes into the truncated w ("decoupled"). `correction: naive` gives the paper's literal form.
+- A gate drops replayed tokens that the policy has left far behind: ratio outside [1/gate, gate] gives w = 0.
+- A sample drawn under another prompt has no behaviour log-probs for this one: π_behave := π_prox, so w = 1.
+- With one update a batch π_prox is π itself: no second forward is needed, `proximal_T` may be left out.
+
+Shapes: T tokens, S sequences, packed one after the other without padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from r3.method.settings import ObjectiveSettings
+from r3.method.step import Origin
+
+ORIGINS: tuple[str, ...] = get_args(Origin)
+REPLAYED = ORIGINS.index("replayed")
+# exp(30) ≈ 1e13: far outside any clip, gate or cap, and finite in float32 even when squared.
+LOG_RATIO_LIMIT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The response tokens of a micro-batch, and what the method knows of them. Whole sequences only."""
+
+    sequence_T: Tensor
+    """Which sequence (0 … S−1) a token belongs to."""
+    behaviour_T: Tensor
+    """Log-prob of the token under the policy and prompt that drew it."""
+    advantage_S: Tensor
+    weight_S: Tensor
+    """What one token of the sequence weighs in the loss (`WeightedSample.weight`)."""
+    origin_S: Tensor
+    """Index into ORIGINS."""
+    other_context_S: Tensor
+    """True where the behaviour log-probs belong to another prompt."""
+    proximal_T: Tensor | None = None
+    """Log-probs under the policy at the start of the step; None if that is the current policy (one update a batch)."""
+    reference_T: Tensor | None = None
+    """Log-probs under the reference policy; needed for a KL penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """Per-token facts of the loss, kept on the device without a sync; `merge` micro-batches, then `summary`."""
+
+    log_ratio_T: Tensor
+    """log π/π_behave: how far the policy has moved from the one that drew the token."""
+    clipped_T: Tensor
+    gated_T: Tensor
+    kl_T: Tensor
+    origin_T: Tensor
+
+    @staticmethod
+    def merge(parts: Sequence[Diagnostics]) -> Diagnostics:
+        """All tokens of several micro-batches."""
+        return Diagnostics(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Diagnostics)))
+
+    def summary(self) -> dict[str, float]:
+        """Clip share, ratio quantiles and effective sample size of each origin present, as plain numbers.
+
+        `ess` is (Σw)² / (n Σw²) of the untruncated ratios: 1 means on-policy, 1/n that one token rules.
+        """
+        out: dict[str, float] = {}
+        for index, origin in enumerate(ORIGINS):
+            here = self.origin_T == index
+            n = int(here.sum())
+            if n == 0:
+                continue
+            ratio = self.log_ratio_T[here].double().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().sort().values
+            out[f"tokens/{origin}"] = n
+            out[f"clip_share/{origin}"] = float(self.clipped_T[here].double().mean())
+            out[f"gated_share/{origin}"] = float(self.gated_T[here].double().mean())
+            out[f"kl/{origin}"] = float(self.kl_T[here].double().mean())
+            out[f"ess/{origin}"] = float(ratio.sum().square() / (n * ratio.square().sum()))
+            for name, q in (("p01", 0.01), ("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+                out[f"ratio_{name}/{origin}"] = float(ratio[min(n - 1, math.ceil(q * n) - 1 if q < 1 else n - 1)])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The scalar to backpropagate and what happened on the way to it."""
+
+    loss: Tensor
+    diagnostics: Diagnostics
+
+
+def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettings) -> Loss:
+    """The loss of a micro-batch, given the current policy's log-probs of its tokens (with gradient).
+
+    Losses of micro-batches add up to the batch's loss: the weights already hold the batch's denominators.
+    """
+    advantage_T = batch.advantage_S[batch.sequence_T]
+    weight_T = batch.weight_S[batch.sequence_T]
+    origin_T = batch.origin_S[batch.sequence_T]
+    proximal_T, behaviour_T = _old_policies(logprobs_T.detach(), origin_T, batch, settings)
+
+    ratio_T = _exp(_per_ratio(logprobs_T - proximal_T, batch, settings))
+    stale_T = _per_ratio(proximal_T - behaviour_T, batch, settings)
+    importance_T = _exp(stale_T).clamp(max=settings.importance_cap)
+    gated_T = torch.zeros_like(origin_T, dtype=torch.bool)
+    if settings.ratio_gate is not None:
+        gated_T = (origin_T == REPLAYED) & (stale_T.abs() > math.log(settings.ratio_gate))
+        importance_T = importance_T.masked_fill(gated_T, 0.0)
+
+    clipped_ratio_T = ratio_T.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    if settings.surrogate == "cispo":
+        gain_T = clipped_ratio_T.detach() * advantage_T * logprobs_T
+    else:
+        gain_T = torch.minimum(ratio_T * advantage_T, clipped_ratio_T * advantage_T)
+    kl_T = _kl(logprobs_T, batch, settings)
+    loss = (weight_T * (settings.kl * kl_T - importance_T * gain_T)).sum()
+    diagnostics = Diagnostics(
+        log_ratio_T=(logprobs_T - behaviour_T).detach(),
+        clipped_T=_clipped(ratio_T.detach(), advantage_T, settings),
+        gated_T=gated_T,
+        kl_T=kl_T.detach(),
+        origin_T=origin_T,
+    )
+    return Loss(loss, diagnostics)
+
+
+def _old_policies(
+    current_T: Tensor, origin_T: Tensor, batch: TokenBatch, settings: ObjectiveSettings
+) -> tuple[Tensor, Tensor]:
+    """log π_prox and log π_behave of each token, by where it came from."""
+    moved_T = batch.other_context_S[batch.sequence_T]
+    if batch.proximal_T is not None:
+        proximal_T = batch.proximal_T
+    else:
+        # Fresh samples were drawn by the policy at the start of the step; the others meet it for the first time now.
+        proximal_T = torch.where((origin_T == REPLAYED) | moved_T, current_T, batch.behaviour_T)
+    behaviour_T = torch.where(moved_T, proximal_T, batch.behaviour_T)
+    if settings.correction == "naive":
+        proximal_T = torch.where(origin_T == REPLAYED, behaviour_T, proximal_T)
+    return proximal_T, behaviour_T
+
+
+def _per_ratio(log_T: Tensor, batch: TokenBatch, settings: ObjectiveSettings) -> Tensor:
+    """A token's log-ratio, or for GSPO its sequence's mean log-ratio, at each token."""
+    if settings.ratio == "token":
+        return log_T
+    zeros_S = torch.zeros_like(batch.weight_S, dtype=log_T.dtype)
+    sum_S = zeros_S.index_add(0, batch.sequence_T, log_T)
+    length_S = zeros_S.index_add(0, batch.sequence_T, torch.ones_like(log_T))
+    return (sum_S / length_S.clamp(min=1))[batch.sequence_T]
+
+
+def _exp(log_T: Tensor) -> Tensor:
+    return log_T.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _kl(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettings) -> Tensor:
+    """k3: unbiased, never negative, zero where the policies agree."""
+    if settings.kl == 0:
+        return torch.zeros_like(logprobs_T)
+    if batch.reference_T is None:
+        raise ValueError("a KL penalty needs the reference policy's log-probs: give reference_T or set kl to 0")
+    log_T = batch.reference_T - logprobs_T
+    return _exp(log_T) - log_T - 1
+
+
+def _clipped(ratio_T: Tensor, advantage_T: Tensor, settings: ObjectiveSettings) -> Tensor:
+    """Where the clip changed something: the gradient (PPO's minimum), or the weight (CISPO)."""
+    high_T = ratio_T > 1 + settings.clip_high
+    low_T = ratio_T < 1 - settings.clip_low
+    if settings.surrogate == "cispo":
+        return high_T | low_T
+    return (high_T & (advantage_T > 0)) | (low_T & (advantage_T < 0))

@@ -1,0 +1,86 @@
+"""SERR, the structural entropy ranking reward: what a truncated answer is worth when none is right.
+
+With H_t the entropy of the next-token distribution at position t of a response of L tokens:
+
+    peak_i   = mean of the max(1, ⌊p·L⌋) largest H_t          exploration at the forking tokens
+    global_i = mean of all H_t                                 stability over the whole
+    i ≻ j    ⟺  peak_i > peak_j  and  global_i < global_j
+    S_i      = |{ j : i ≻ j }|
+    reward of the k-th of N by S (k = 0 best) = R_max · (1 − k / (N − 1))
+
+Departures from the paper, and choices it leaves open:
+- Tied scores share the mean of their ranks' rewards: the order of sampling must not pay.
+- N = 1 gets 0: there is nothing to rank it against. All tied get equal rewards: no order is invented.
+- R_max stays below a right answer's reward (settings enforce it).
+- Which samples are ranked (truncated ones, or all failed ones) is `step`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def structural_entropy_rewards(
+    entropies: Sequence[npt.ArrayLike], *, peak_fraction: float, max_reward: float
+) -> list[float]:
+    """SERR of each response, from its per-token entropies.
+
+    The first response explores at its forks (high peak) and is sure elsewhere (low global): it dominates both.
+
+    >>> structural_entropy_rewards([[0, 0, 0, 3], [1, 1, 1, 2], [1, 1, 1, 2]], peak_fraction=0.25, max_reward=0.4)
+    [0.4, 0.1, 0.1]
+    """
+    if not max_reward >= 0:
+        raise ValueError(f"max_reward must be at least 0, not {max_reward}")
+    n = len(entropies)
+    if n < 2:
+        return [0.0] * n
+    peaks_N, globals_N = structure(entropies, peak_fraction=peak_fraction)
+    return [float(r) for r in ranked_rewards(dominance_scores(peaks_N, globals_N), max_reward=max_reward)]
+
+
+def structure(entropies: Sequence[npt.ArrayLike], *, peak_fraction: float) -> tuple[Array, Array]:
+    """Peak and global entropy of each response. [N], [N]"""
+    if not 0 < peak_fraction <= 1:
+        raise ValueError(f"peak_fraction must be in (0, 1], not {peak_fraction}")
+    peaks_N, globals_N = np.empty(len(entropies)), np.empty(len(entropies))
+    for i, given in enumerate(entropies):
+        h_L = _checked(given, i)
+        cut = h_L.size - max(1, int(peak_fraction * h_L.size))
+        # Sorted, so that the mean of the peak tokens does not depend on where in the response they stand.
+        peaks_N[i] = np.sort(np.partition(h_L, cut)[cut:]).mean()
+        globals_N[i] = h_L.mean()
+    return peaks_N, globals_N
+
+
+def dominance_scores(peaks_N: Array, globals_N: Array) -> npt.NDArray[np.int64]:
+    """S_i: how many responses i dominates, with a higher peak and a lower global entropy. [N]"""
+    higher_NN = peaks_N[:, None] > peaks_N[None, :]
+    steadier_NN = globals_N[:, None] < globals_N[None, :]
+    scores_N: npt.NDArray[np.int64] = np.sum(higher_NN & steadier_NN, axis=1, dtype=np.int64)
+    return scores_N
+
+
+def ranked_rewards(scores_N: npt.NDArray[np.int64], *, max_reward: float) -> Array:
+    """R_max · (1 − k/(N−1)) by rank of the score, best first; ties take the mean of their ranks. [N]"""
+    n = len(scores_N)
+    if n < 2:
+        return np.zeros(n)
+    order_NN = scores_N[None, :] - scores_N[:, None]
+    mean_rank_N = np.sum(order_NN > 0, axis=1) + (np.sum(order_NN == 0, axis=1) - 1) / 2
+    return np.asarray(max_reward * (1 - mean_rank_N / (n - 1)), dtype=np.float64)
+
+
+def _checked(given: Any, index: int) -> Array:
+    h_L = np.asarray(given, dtype=np.float64)
+    if h_L.ndim != 1 or h_L.size == 0:
+        raise ValueError(f"entropies[{index}] must be a non-empty list of numbers, got shape {h_L.shape}")
+    if not np.isfinite(h_L).all():
+        raise ValueError(f"entropies[{index}] holds NaN or infinity")
+    return h_L

@@ -1,0 +1,151 @@
+"""ISR, in-context self-reflection: a second prompt for hard queries, which shows one past failure.
+
+    hard    ⟺  epoch ≥ 2 and the query's mean past outcome < τ
+    prompt  =  query ⊕ one past wrong response, drawn at random ⊕ guidance
+
+The reflection prompt is sampled beside the plain one, as a group of its own with its own baseline.
+
+Departures from the paper, and choices it leaves open:
+- The mean past outcome is that of the plain prompt: how the query does with help says nothing about the query.
+- A query that was never tried is not hard: nothing is known of it, and there is no failure to show.
+- The wording of the guidance and the layout are settings; the paper's are not known to us.
+- The prompt fits a token budget. The shown attempt is shortened in its middle, since its start holds the approach and
+  its end the error's outcome; the question is never cut. Where even an empty attempt does not fit, there is no
+  reflection prompt, and the reason is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from r3.method.settings import ReflectionSettings
+from r3.samples import Context, IntArray, Message, Query, Sample
+
+ReflectionReason = Literal["built", "off", "early", "never_tried", "not_hard", "no_failure", "too_long"]
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that prompts are built with."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = ...) -> str: ...
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], /, **options: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reflection:
+    """A reflection prompt and the context its samples carry, or the reason why there is none."""
+
+    reason: ReflectionReason
+    prompt: IntArray | None = None
+    context: Context | None = None
+
+
+def hardness(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> ReflectionReason:
+    """'built' if a query with this mean past outcome (None: never tried) gets a reflection prompt, else why not."""
+    if not settings.enabled:
+        return "off"
+    if epoch < settings.from_epoch:
+        return "early"
+    if past_outcome is None or np.isnan(past_outcome):
+        return "never_tried"
+    return "built" if past_outcome < settings.tau else "not_hard"
+
+
+def is_hard(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> bool:
+    """The paper's hard-query test: from epoch 2, mean past outcome < τ."""
+    return hardness(past_outcome, epoch, settings) == "built"
+
+
+def reflect(
+    query: Query,
+    failures: Sequence[Sample],
+    tokenizer: Tokenizer,
+    settings: ReflectionSettings,
+    *,
+    rng: np.random.Generator,
+) -> Reflection:
+    """The reflection prompt of a hard query, showing one of its past wrong answers drawn at random."""
+    wrong = [sample for sample in failures if sample.outcome is False]
+    for sample in wrong:
+        if sample.query_id != query.id:
+            raise ValueError(f"past failures of query {query.id!r} hold a sample of query {sample.query_id!r}")
+    if not wrong:
+        return Reflection("no_failure")
+    shown = wrong[int(rng.integers(len(wrong)))]
+    prompt = reflection_prompt(query, shown.tokens.tolist(), tokenizer, settings)
+    if prompt is None:
+        return Reflection("too_long")
+    return Reflection("built", prompt, Context("reflection", shown.id))
+
+
+def plain_prompt(query: Query, tokenizer: Tokenizer) -> IntArray:
+    """Token ids of the query itself: through the chat template if it is a chat, as plain text if it is a string."""
+    return np.asarray(_tokenize(query.prompt, tokenizer), dtype=np.int32)
+
+
+def reflection_prompt(
+    query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
+) -> IntArray | None:
+    """Token ids of query ⊕ attempt ⊕ guidance within `max_prompt_tokens`; None if the question alone does not fit."""
+
+    def build(kept: int) -> list[int]:
+        return _tokenize(_filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), settings), tokenizer)
+
+    whole = build(len(attempt))
+    if len(whole) <= settings.max_prompt_tokens:
+        return np.asarray(whole, dtype=np.int32)
+    # Cutting n tokens of the attempt cuts about n of the prompt (tokens merge at the seams), so bisect on what is kept.
+    fits, too_many, best = -1, len(attempt), None
+    while too_many - fits > 1:
+        kept = (fits + too_many) // 2
+        built = build(kept)
+        if len(built) <= settings.max_prompt_tokens:
+            fits, best = kept, built
+        else:
+            too_many = kept
+    return None if best is None else np.asarray(best, dtype=np.int32)
+
+
+def shortened(attempt: list[int], kept: int, tokenizer: Tokenizer, marker: str) -> str:
+    """The attempt's text with `kept` of its tokens: its beginning and its end, the marker between."""
+    if kept >= len(attempt):
+        return tokenizer.decode(attempt, skip_special_tokens=True).strip()
+    head, tail = (kept + 1) // 2, kept // 2
+    # A cut may fall inside a multi-byte character, which then decodes to replacement marks: drop those at the seam.
+    before = tokenizer.decode(attempt[:head], skip_special_tokens=True).rstrip("\ufffd")
+    after = tokenizer.decode(attempt[len(attempt) - tail :], skip_special_tokens=True).lstrip("\ufffd")
+    return (before + marker + after).strip()
+
+
+def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> str | tuple[Message, ...]:
+    """The query's prompt with its question (a chat's last user turn) replaced by the filled template."""
+    if isinstance(query.prompt, str):
+        return _fill(settings.template, question=query.prompt, attempt=attempt, guidance=settings.guidance)
+    last = max((i for i, turn in enumerate(query.prompt) if turn.role == "user"), default=None)
+    if last is None:
+        raise ValueError(f"query {query.id!r} is a chat without a user turn; reflection needs a question to ask again")
+    question = query.prompt[last].content
+    asked = _fill(settings.template, question=question, attempt=attempt, guidance=settings.guidance)
+    return (*query.prompt[:last], Message("user", asked), *query.prompt[last + 1 :])
+
+
+def _fill(template: str, **parts: str) -> str:
+    # One pass, not str.format: questions are full of LaTeX braces, and an attempt may itself say "{question}".
+    return re.sub(r"\{(question|attempt|guidance)\}", lambda place: parts[place.group(1)], template)
+
+
+def _tokenize(prompt: str | tuple[Message, ...], tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer.encode(prompt, add_special_tokens=True))
+    turns = [{"role": turn.role, "content": turn.content} for turn in prompt]
+    # The template writes its own special tokens; encoding its text keeps this to what every tokenizer offers.
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text, add_special_tokens=False))

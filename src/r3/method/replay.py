@@ -1,0 +1,111 @@
+"""CCR, cross-context replay: which of a query's own past answers join its group.
+
+    all wrong (solve-none)  → up to k past right answers of the same query
+    all right (solve-all)   → up to k past wrong ones
+    mixed                   → none: the group already teaches
+
+Departures from the paper, and choices it leaves open:
+- Homogeneity is decided on right/wrong, never on the shaped reward, which differs even among right answers.
+- Samples older than `max_age` updates stay out: very old data costs more than it teaches.
+- Different texts come first; a repeated text joins only where fewer than k different ones exist. Replaying one easy
+  success over and over is how modes collapse.
+- Newest first by default; `random` draws from the given history with a generator seeded by the caller.
+- Reflection groups take no replay: their prompt shows a past attempt, which answers to other prompts do not answer.
+- A replayed wrong answer comes back with the reward of its outcome alone: a ranking reward compared it with the
+  group it was drawn in, and means nothing in another.
+- The outcome of the decision is a `Replay` with a reason, which the metrics count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from r3.method.settings import ReplaySettings
+from r3.samples import Group, Sample
+
+ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The past samples that join a group, and why there are none if there are none."""
+
+    samples: tuple[Sample, ...]
+    reason: ReplayReason
+
+
+def wanted_outcome(group: Group, settings: ReplaySettings) -> bool | None:
+    """The outcome to look for in the history: True for solve-none, False for solve-all, None for nothing to do."""
+    if not settings.enabled or group.context.kind == "reflection":
+        return None
+    if group.solve_none:
+        return True
+    return False if group.solve_all else None
+
+
+def choose_replay(
+    group: Group,
+    history: Sequence[Sample],
+    settings: ReplaySettings,
+    *,
+    policy_version: int,
+    rng: np.random.Generator | None = None,
+) -> Replay:
+    """The members of `history` (this query's past, in any order) that join `group`.
+
+    `policy_version` is that of the policy about to be trained. `rng` is needed for order = random.
+    """
+    wanted = wanted_outcome(group, settings)
+    if wanted is None:
+        return Replay((), _why_not(group, settings))
+    for sample in history:
+        if sample.query_id != group.query.id:
+            raise ValueError(f"history of query {group.query.id!r} holds a sample of query {sample.query_id!r}")
+    opposite = [sample for sample in history if sample.outcome is wanted]
+    if not opposite:
+        return Replay((), "no_history")
+    young = [sample for sample in opposite if is_young(sample, settings, policy_version)]
+    if not young:
+        return Replay((), "too_old")
+    ordered = _ordered(young, settings, rng)
+    return Replay(tuple(_distinct_first(ordered)[: settings.k]), "joined")
+
+
+def is_young(sample: Sample, settings: ReplaySettings, policy_version: int) -> bool:
+    """Whether the sample is within the age cap."""
+    return settings.max_age is None or policy_version - sample.policy_version <= settings.max_age
+
+
+def outcome_reward(sample: Sample) -> float:
+    """The sample's reward without what a ranking within its old group added."""
+    return sample.reward - sample.reward_parts.get("ranking", 0.0)
+
+
+def _why_not(group: Group, settings: ReplaySettings) -> ReplayReason:
+    if not settings.enabled:
+        return "off"
+    return "reflection" if group.context.kind == "reflection" else "mixed"
+
+
+def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Generator | None) -> list[Sample]:
+    # Ids rise with time; samples that were never stored fall back on their policy version and step.
+    newest = sorted(samples, key=lambda s: (s.policy_version, s.step, -1 if s.id is None else s.id), reverse=True)
+    if settings.order == "newest":
+        return newest
+    if rng is None:
+        raise ValueError("order = random needs a seeded generator: pass rng=numpy.random.default_rng(seed)")
+    return [newest[i] for i in rng.permutation(len(newest))]
+
+
+def _distinct_first(samples: list[Sample]) -> list[Sample]:
+    seen: set[bytes] = set()
+    first: list[Sample] = []
+    again: list[Sample] = []
+    for sample in samples:
+        (again if sample.fingerprint in seen else first).append(sample)
+        seen.add(sample.fingerprint)
+    return first + again

@@ -1,0 +1,241 @@
+"""Every number the method leaves open, as one validated tree; GRPO, DAPO, R³ and each ablation are values of it.
+
+The paper does not state k, α, λ, τ, p or R_max in what we could read. The defaults below are ours; each says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+def _from_preset(given: Any, presets: dict[str, dict[str, Any]], default: str) -> Any:
+    """`given` (a preset's name, or a mapping that may name one) laid over that preset."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, dict):
+        return given
+    # An unknown name falls through with its value: the field's own validation then lists the valid ones.
+    return _overlay(presets.get(given.get("name", default), {}), given)
+
+
+def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, section by section, so that setting replay.k keeps a preset's replay.enabled."""
+    merged = {**below, **above}
+    for key, under in below.items():
+        over = _as_section(above.get(key, {}))
+        if isinstance(under, dict) and isinstance(over, dict):
+            merged[key] = {**under, **over}
+    return merged
+
+
+def _as_section(value: Any) -> Any:
+    """The mapping that a section's short form stands for: a switch's on/off, or an objective's name."""
+    if isinstance(value, bool):
+        return {"enabled": value}
+    if isinstance(value, str) and value.lower() in ("on", "off"):
+        return {"enabled": value.lower() == "on"}
+    if isinstance(value, str) and value in OBJECTIVES:
+        return {"name": value}
+    return value
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, unknown keys refused, the docstring under a field is its help text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class Switchable(Settings):
+    """A mechanism that can be turned off: `replay: off` means `replay: {enabled: false}`."""
+
+    enabled: bool = True
+    """Whether the mechanism acts at all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_on_off(cls, given: Any) -> Any:
+        if isinstance(given, bool):
+            return {"enabled": given}
+        if isinstance(given, str) and given.lower() in ("on", "off"):
+            return {"enabled": given.lower() == "on"}
+        return given
+
+
+class AdvantageSettings(Settings):
+    """Eq. 1 and Eq. 3, and the variants other trainers offer."""
+
+    alpha: float = Field(1.0, gt=0)
+    """α of Eq. 3, in groups that hold replayed samples; above 1 it tempers them. 1 is plain standardisation."""
+    eps: float = Field(1e-6, ge=0)
+    """λ of Eq. 3, added to the scaled standard deviation."""
+    scale: Literal["std", "none"] = "std"
+    """Divide by the group's standard deviation (GRPO), or not (Dr. GRPO)."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """Subtract the group's mean (GRPO) or the mean of the other samples (RLOO)."""
+    cap: float | None = Field(None, gt=0)
+    """Largest absolute advantage. A lone success among n gets √(n−1): a cap keeps one stale sequence from ruling."""
+
+
+class ReplaySettings(Switchable):
+    """CCR: past samples of the opposite outcome join a homogeneous group."""
+
+    k: int = Field(2, ge=1)
+    """Most past samples that join a group. Few, so that the fresh samples keep the say on their own baseline."""
+    max_age: int | None = Field(None, ge=0)
+    """Oldest sample that may join, in optimiser updates since it was drawn; None for any."""
+    order: Literal["newest", "random"] = "newest"
+    """Newest first (closest to the current policy), or a seeded draw from the candidates."""
+    candidates: int = Field(8, ge=1)
+    """How many of a query's newest fitting samples to read from the buffer and choose k from."""
+
+
+DEFAULT_GUIDANCE = (
+    "The attempt above is wrong. Find where it goes wrong, then solve the problem again from the start "
+    "and give the corrected final answer."
+)
+DEFAULT_TEMPLATE = "{question}\n\nA previous attempt at this problem:\n\n{attempt}\n\n{guidance}"
+
+
+class ReflectionSettings(Switchable):
+    """ISR: hard queries get, beside the plain prompt, one that shows a past failure."""
+
+    tau: float = Field(0.25, ge=0, le=1)
+    """τ: a query is hard if its mean past outcome is below this."""
+    from_epoch: int = Field(2, ge=1)
+    """First epoch with reflection prompts; the buffer is empty in the first."""
+    train_as: Literal["reflection", "plain", "both"] = "reflection"
+    """Prompt to train a reflection answer under: its own, the plain query's, or both at half weight each."""
+    max_prompt_tokens: int = Field(4096, ge=1)
+    """Budget of a reflection prompt; the shown attempt is shortened in its middle to fit, the question never."""
+    template: str = DEFAULT_TEMPLATE
+    """The reflection prompt: {question}, {attempt} and (optionally) {guidance} are filled in."""
+    guidance: str = DEFAULT_GUIDANCE
+    """What the model is told to do about the shown attempt."""
+    cut_marker: str = "\n[…]\n"
+    """Stands where the middle of a long attempt was cut."""
+
+    @model_validator(mode="after")
+    def _template_has_places(self) -> ReflectionSettings:
+        for place in ("{question}", "{attempt}"):
+            if self.template.count(place) != 1:
+                raise ValueError(f"the reflection template must contain {place} exactly once")
+        return self
+
+
+class RankingSettings(Switchable):
+    """SERR: truncated answers of a solve-none group are ranked by the structure of their entropy."""
+
+    peak_fraction: float = Field(0.2, gt=0, le=1)
+    """p: share of a response's tokens, the most undecided ones, whose mean entropy is its peak entropy."""
+    max_reward: float = Field(0.1, ge=0, lt=1)
+    """R_max, the best-ranked sample's reward; below any right answer's (1), small since entropy can be gamed."""
+    scope: Literal["truncated", "failed"] = "truncated"
+    """Rank the truncated answers (the paper's method section) or every failed one (its abstract's wording)."""
+
+
+class ResampleSettings(Switchable):
+    """DAPO's dynamic sampling: groups without variance leave the batch and others are drawn in their place."""
+
+    enabled: bool = False
+    """Whether groups without variance are replaced."""
+    max_rounds: int = Field(4, ge=1)
+    """Most extra rounds of sampling to fill a batch; after that the batch is trained as full as it got."""
+
+
+class ObjectiveSettings(Settings):
+    """The surrogate that is maximised. `objective: gspo` (or grpo, dapo, dr_grpo, cispo) picks a preset."""
+
+    name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
+    """The preset that the other fields start from."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Importance ratio per token, or one per sequence (the geometric mean of its tokens', GSPO)."""
+    surrogate: Literal["clip", "cispo"] = "clip"
+    """PPO's pessimistic minimum, or CISPO's clipped, gradient-free weight on the log-prob."""
+    normalise: Literal["sequence", "token", "constant"] = "sequence"
+    """Mean over sequences of the mean over tokens (GRPO), over all tokens (DAPO), or by a constant (Dr. GRPO)."""
+    constant_length: int = Field(8192, ge=1)
+    """The constant that a sequence's sum is divided by when normalise = constant."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """The ratio is clipped below at 1 − this."""
+    clip_high: float = Field(0.2, ge=0)
+    """The ratio is clipped above at 1 + this (DAPO: 0.28)."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL penalty to the reference policy (k3 estimator); 0 for none."""
+    correction: Literal["truncated", "naive"] = "truncated"
+    """Stale tokens: truncated importance weights (decoupled from the clip), or the naive ratio inside the clip."""
+    importance_cap: float = Field(2.0, gt=0)
+    """Truncation of the importance weights."""
+    ratio_gate: float | None = Field(10.0, gt=1)
+    """Replayed tokens whose importance ratio is outside [1/gate, gate] teach nothing; None for no gate."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, given: Any) -> Any:
+        return _from_preset(given, OBJECTIVES, "grpo")
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo": {"normalise": "token", "clip_high": 0.28},
+    "dr_grpo": {"normalise": "constant"},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"surrogate": "cispo", "normalise": "token", "clip_low": 1.0, "clip_high": 4.0},
+}
+
+
+class RewardSettings(Settings):
+    """Right: 1 + length bonus; wrong: 0."""
+
+    length_bonus: bool = True
+    """Add max(0, 1 − l / length_limit) to a right answer of l tokens."""
+    length_limit: int = Field(32768, ge=1)
+    """L_max of the length bonus."""
+
+
+class MethodSettings(Settings):
+    """The whole method. `method: grpo` (or dapo, r3, r3-no-replay, …) picks a preset; any field overrides it."""
+
+    name: Literal["grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"] = "r3"
+    """The preset that the other fields start from."""
+    advantage: AdvantageSettings = Field(default_factory=AdvantageSettings)
+    replay: ReplaySettings = Field(default_factory=ReplaySettings)
+    reflection: ReflectionSettings = Field(default_factory=ReflectionSettings)
+    ranking: RankingSettings = Field(default_factory=RankingSettings)
+    resample: ResampleSettings = Field(default_factory=ResampleSettings)
+    objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
+    mask_truncated: bool = False
+    """Leave truncated samples out of the loss and of its denominators (DAPO's overlong filtering)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, given: Any) -> Any:
+        return _from_preset(given, METHODS, "r3")
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> MethodSettings:
+        if self.mask_truncated and self.ranking.enabled:
+            raise ValueError(
+                "mask_truncated leaves out just the samples that the ranking reward teaches with: "
+                "set ranking=off or mask_truncated=false"
+            )
+        return self
+
+
+_OFF: dict[str, Any] = {"enabled": False}
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {"replay": _OFF, "reflection": _OFF, "ranking": _OFF, "objective": {"name": "grpo"}},
+    "dapo": {
+        "replay": _OFF,
+        "reflection": _OFF,
+        "ranking": _OFF,
+        "objective": {"name": "dapo"},
+        "resample": {"enabled": True},
+        "mask_truncated": True,
+    },
+    "r3": {},
+    "r3-no-replay": {"replay": _OFF},
+    "r3-no-reflection": {"reflection": _OFF},
+    "r3-no-ranking": {"ranking": _OFF},
+}

@@ -1,0 +1,206 @@
+"""Every objective against a naive reference: one sequence at a time, one token at a time, float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
+from r3.method.settings import OBJECTIVES, ObjectiveSettings
+
+VARIANTS = [
+    *({"name": name} for name in OBJECTIVES),
+    *({"name": name, "correction": "naive"} for name in OBJECTIVES),
+    {"name": "grpo", "kl": 0.1},
+    {"name": "dapo", "ratio_gate": None, "importance_cap": 1.1},
+    {"name": "gspo", "ratio_gate": 1.5, "clip_low": 0.1, "clip_high": 0.2},
+]
+
+
+def random_batch(seed: int, *, spread: float = 0.6, with_proximal: bool = False) -> tuple[torch.Tensor, TokenBatch]:
+    """Sequences of every origin, with ratios on both sides of every clip, cap and gate."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (8,), generator=g)
+    sequence_T = torch.repeat_interleave(torch.arange(8), lengths)
+    n = len(sequence_T)
+
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(n, generator=g, dtype=torch.float64)
+
+    logprobs_T = -torch.rand(n, generator=g, dtype=torch.float64) * 3
+    batch = TokenBatch(
+        sequence_T=sequence_T,
+        behaviour_T=logprobs_T + noise(spread),
+        advantage_S=torch.randn(8, generator=g, dtype=torch.float64),
+        weight_S=torch.rand(8, generator=g, dtype=torch.float64),
+        origin_S=torch.tensor([0, 0, 1, 1, 1, 2, 2, 0]),
+        other_context_S=torch.tensor([False, False, False, False, True, False, True, False]),
+        proximal_T=logprobs_T + noise(0.2) if with_proximal else None,
+        reference_T=logprobs_T + noise(0.5),
+    )
+    return logprobs_T, batch
+
+
+def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettings) -> torch.Tensor:
+    """The formulas of the module's docstring, spelt out in scalars."""
+    total = torch.zeros((), dtype=torch.float64)
+    for seq in range(len(batch.advantage_S)):
+        at = [t for t in range(len(logprobs)) if int(batch.sequence_T[t]) == seq]
+        replayed = ORIGINS[int(batch.origin_S[seq])] == "replayed"
+        moved = bool(batch.other_context_S[seq])
+        a, w = float(batch.advantage_S[seq]), float(batch.weight_S[seq])
+        log_r, log_w = [], []
+        for t in at:
+            now = logprobs[t]
+            behave = float(batch.behaviour_T[t])
+            if batch.proximal_T is not None:
+                prox = float(batch.proximal_T[t])
+            else:
+                prox = float(now.detach()) if replayed or moved else behave
+            if moved:
+                behave = prox
+            if s.correction == "naive" and replayed:
+                prox = behave
+            log_r.append(now - prox)
+            log_w.append(prox - behave)
+        if s.ratio == "sequence":
+            log_r = [torch.stack(log_r).mean()] * len(at)
+            log_w = [math.fsum(log_w) / len(at)] * len(at)
+        for i, t in enumerate(at):
+            r = torch.exp(log_r[i])
+            clipped = torch.clamp(r, 1 - s.clip_low, 1 + s.clip_high)
+            weight = min(math.exp(log_w[i]), s.importance_cap)
+            if replayed and s.ratio_gate is not None and not 1 / s.ratio_gate <= math.exp(log_w[i]) <= s.ratio_gate:
+                weight = 0.0
+            gain = clipped.detach() * a * logprobs[t] if s.surrogate == "cispo" else torch.min(r * a, clipped * a)
+            total = total - w * weight * gain
+            if s.kl:
+                x = batch.reference_T[t] - logprobs[t]  # type: ignore[index]
+                total = total + w * s.kl * (torch.exp(x) - x - 1)
+    return total
+
+
+@pytest.mark.parametrize("with_proximal", [False, True], ids=["one-update", "several-updates"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(str(x) for x in v.values()))
+def test_loss_and_gradient_agree_with_the_naive_reference(variant: dict[str, Any], with_proximal: bool) -> None:
+    settings = ObjectiveSettings(**variant)
+    for seed in range(12):
+        values, batch = random_batch(seed, with_proximal=with_proximal)
+        mine, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+        loss = policy_loss(mine, batch, settings).loss
+        expected = reference_loss(theirs, batch, settings)
+        loss.backward()
+        expected.backward()
+        assert mine.grad is not None
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_float32_gradient_agrees_to_1e_5(name: str) -> None:
+    settings = ObjectiveSettings(name=name)
+    values, batch = random_batch(1)
+    single = {f: v.float() if torch.is_tensor(v) and v.is_floating_point() else v for f, v in _fields(batch).items()}
+    mine, theirs = values.float().requires_grad_(), values.clone().requires_grad_()
+    policy_loss(mine, TokenBatch(**single), settings).loss.backward()
+    reference_loss(theirs, batch, settings).backward()
+    torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-5, atol=1e-5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(str(x) for x in v.values()))
+def test_micro_batches_add_up(variant: dict[str, Any]) -> None:
+    settings = ObjectiveSettings(**variant)
+    values, batch = random_batch(3, with_proximal=True)
+    whole = policy_loss(values, batch, settings)
+    parts = [policy_loss(values[at], part, settings) for at, part in _split(batch)]
+    torch.testing.assert_close(sum(p.loss for p in parts), whole.loss)
+    merged = Diagnostics.merge([p.diagnostics for p in parts]).summary()
+    assert merged == pytest.approx(whole.diagnostics.summary())
+
+
+def test_fresh_on_policy_gradient_is_plain_policy_gradient() -> None:
+    """At ratio 1 every objective is A · ∇log π, weighted."""
+    values, batch = random_batch(5, spread=0.0)
+    for name in OBJECTIVES:
+        leaf = values.clone().requires_grad_()
+        policy_loss(leaf, batch, ObjectiveSettings(name=name)).loss.backward()
+        per_sequence = -batch.advantage_S * batch.weight_S
+        expected = per_sequence[batch.sequence_T]
+        torch.testing.assert_close(leaf.grad, expected)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(list(OBJECTIVES)))
+def test_importance_is_bounded_by_the_cap(seed: int, name: str) -> None:
+    """However stale, a replayed token weighs at most cap times what a fresh one would."""
+    settings = ObjectiveSettings(name=name, importance_cap=1.5, ratio_gate=None)
+    values, batch = random_batch(seed, spread=4.0)
+    leaf = values.clone().requires_grad_()
+    policy_loss(leaf, batch, settings).loss.backward()
+    replayed = (batch.origin_S == ORIGINS.index("replayed"))[batch.sequence_T]
+    bound = 1.5 * (batch.advantage_S.abs() * batch.weight_S)[batch.sequence_T]
+    assert leaf.grad is not None
+    assert bool((leaf.grad.abs()[replayed] <= bound[replayed] + 1e-9).all())
+
+
+def test_extreme_log_probs_stay_finite() -> None:
+    values, batch = random_batch(0, spread=400.0)
+    for name in OBJECTIVES:
+        leaf = values.float().requires_grad_()
+        single = {
+            f: v.float() if torch.is_tensor(v) and v.is_floating_point() else v for f, v in _fields(batch).items()
+        }
+        result = policy_loss(leaf, TokenBatch(**single), ObjectiveSettings(name=name, ratio_gate=None))
+        result.loss.backward()
+        assert leaf.grad is not None
+        assert bool(torch.isfinite(leaf.grad).all())
+        assert all(math.isfinite(v) for v in result.diagnostics.summary().values())
+
+
+def test_diagnostics_say_what_happened() -> None:
+    batch = TokenBatch(
+        sequence_T=torch.tensor([0, 0, 0, 0, 1, 1]),
+        behaviour_T=torch.log(torch.tensor([0.5, 0.5, 0.5, 0.5, 0.01, 0.5])),
+        advantage_S=torch.tensor([1.0, 1.0]),
+        weight_S=torch.tensor([0.1, 0.1]),
+        origin_S=torch.tensor([0, 1]),
+        other_context_S=torch.tensor([False, False]),
+    )
+    logprobs = torch.log(torch.tensor([0.5, 0.65, 0.3, 0.5, 0.5, 0.5]))
+    result = policy_loss(logprobs, batch, ObjectiveSettings(name="grpo"))
+    facts = result.diagnostics.summary()
+    assert facts["tokens/fresh"] == 4
+    assert facts["clip_share/fresh"] == 0.25  # 1.3 > 1.2 with a positive advantage; 0.6 is not clipped
+    assert facts["gated_share/replayed"] == 0.5  # 50 is outside the gate
+    assert facts["ratio_max/replayed"] == pytest.approx(50.0, rel=1e-5)
+    assert facts["ratio_p50/fresh"] == pytest.approx(1.0)
+    assert facts["ess/replayed"] == pytest.approx(51**2 / (2 * (50**2 + 1)), rel=1e-4)
+    assert "tokens/reflection" not in facts
+
+
+def test_kl_needs_a_reference() -> None:
+    values, batch = random_batch(0)
+    without = {**_fields(batch), "reference_T": None}
+    with pytest.raises(ValueError, match="reference_T"):
+        policy_loss(values, TokenBatch(**without), ObjectiveSettings(kl=0.1))
+
+
+def _fields(batch: TokenBatch) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in TokenBatch.__dataclass_fields__}
+
+
+def _split(batch: TokenBatch) -> list[tuple[torch.Tensor, TokenBatch]]:
+    """Two micro-batches of whole sequences, renumbered from 0."""
+    parts = []
+    for low, high in ((0, 3), (3, 8)):
+        at = ((batch.sequence_T >= low) & (batch.sequence_T < high)).nonzero().squeeze(1)
+        fields = {
+            name: None if value is None else value[at] if name.endswith("_T") else value[low:high]
+            for name, value in _fields(batch).items()
+        }
+        parts.append((at, TokenBatch(**{**fields, "sequence_T": batch.sequence_T[at] - low})))
+    return parts

@@ -1,0 +1,199 @@
+"""Algorithm 1's inner part: what each method makes of the same groups."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from r3.method.settings import METHODS, MethodSettings
+from r3.method.step import step
+from r3.samples import Group, Sample
+from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, samples_of
+
+QUERIES = ("a", "b", "c")
+BATCH = st.tuples(*(groups_of(q) for q in QUERIES))
+HISTORY = st.fixed_dictionaries({q: st.lists(samples_of(q), max_size=6) for q in QUERIES})
+METHOD = st.sampled_from(sorted(METHODS))
+
+
+@given(BATCH, HISTORY, METHOD)
+def test_advantages_of_every_group_are_centred_and_weights_share_the_batch(
+    batch: tuple[Group, ...], history: dict[str, list[Sample]], name: str
+) -> None:
+    result = step(batch, MethodSettings(name=name), history=history, policy_version=20)
+    for mixed in result.groups:
+        assert sum(mixed.advantages) == pytest.approx(0, abs=1e-6)
+        assert len(mixed.advantages) == len(mixed.members) == len(mixed.rewards)
+    assert all(w.advantage != 0 for w in result.weighted)
+    objective = MethodSettings(name=name).objective
+    if objective.normalise == "sequence":
+        # Every group has an equal share, every member an equal share of that: the whole batch weighs 1.
+        whole = sum(1 / (len(result.groups) * len(m.members)) for m in result.groups for a in m.advantages if a != 0)
+        assert sum(w.weight * len(w.sample) for w in result.weighted) == pytest.approx(whole)
+
+
+@given(BATCH, METHOD)
+def test_a_homogeneous_group_without_history_contributes_exactly_zero(batch: tuple[Group, ...], name: str) -> None:
+    result = step(batch, MethodSettings(name=name, ranking=False), policy_version=20)
+    for mixed in result.groups:
+        if len({s.reward for s in mixed.group.samples}) == 1:
+            assert set(mixed.advantages) == {0.0}
+            assert not any(w.sample in mixed.group.samples for w in result.weighted)
+
+
+@given(BATCH, HISTORY)
+def test_queries_and_contexts_never_mix(batch: tuple[Group, ...], history: dict[str, list[Sample]]) -> None:
+    result = step(batch, MethodSettings(name="r3"), history=history, policy_version=20)
+    for mixed in result.groups:
+        assert {s.query_id for s in mixed.members} == {mixed.group.query.id}
+        assert len(mixed.replay.samples) <= MethodSettings().replay.k
+        if mixed.group.context.kind == "reflection":
+            assert not mixed.replay.samples
+
+
+@given(BATCH, HISTORY, st.permutations(range(3)))
+def test_a_group_does_not_depend_on_the_others(
+    batch: tuple[Group, ...], history: dict[str, list[Sample]], order: list[int]
+) -> None:
+    settings = MethodSettings(name="r3", replay={"order": "random"})
+    straight = step(batch, settings, history=history, policy_version=20, seed=7)
+    shuffled = step([batch[i] for i in order], settings, history=history, policy_version=20, seed=7)
+    for place, i in enumerate(order):
+        assert shuffled.groups[place].advantages == straight.groups[i].advantages
+        assert shuffled.groups[place].replay.samples == straight.groups[i].replay.samples
+
+
+@given(BATCH, HISTORY)
+def test_grpo_is_eq_1_and_nothing_else(batch: tuple[Group, ...], history: dict[str, list[Sample]]) -> None:
+    result = step(batch, MethodSettings(name="grpo"), history=history, policy_version=20)
+    for mixed, group in zip(result.groups, batch, strict=True):
+        rewards = [s.reward for s in group.samples]
+        assert mixed.members == group.samples
+        spread = statistics.pstdev(rewards) + 1e-6
+        expected = [(r - statistics.fmean(rewards)) / spread for r in rewards]
+        assert mixed.advantages == pytest.approx(expected, abs=1e-9)
+
+
+def truncated(*entropies: float, **more: Any) -> Sample:
+    return make_sample(False, tokens=range(len(entropies)), entropies=entropies, finish="length", **more)
+
+
+FORKING, FLAT, COMPLETE = truncated(0, 0, 0, 3), truncated(1, 1, 1, 2), make_sample(False)
+
+
+def test_ranking_pays_truncated_answers_of_solve_none_groups_only() -> None:
+    settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2})
+    none = step([make_group([FORKING, FLAT, COMPLETE])], settings)
+    assert none.groups[0].rewards == (0.2, 0.0, 0.0)
+    assert none.counts["ranking/samples"] == 2
+    assert none.samples[0].reward_parts == {"ranking": 0.2}  # what the buffer gets
+    some = step([make_group([FORKING, FLAT, make_sample(True)])], settings)
+    assert some.groups[0].rewards == (0.0, 0.0, 1.0)
+    assert some.counts["ranking/samples"] == 0
+
+
+def test_scope_failed_ranks_complete_failures_too() -> None:
+    settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2, "scope": "failed"})
+    result = step([make_group([FORKING, FLAT, COMPLETE])], settings)
+    assert result.counts["ranking/samples"] == 3
+
+
+def test_tied_truncated_answers_do_not_outrank_a_complete_one() -> None:
+    result = step([make_group([FLAT, FLAT, COMPLETE])], MethodSettings(name="r3"))
+    assert result.groups[0].rewards == (0.0, 0.0, 0.0)
+    assert result.weighted == ()
+
+
+def test_ranking_without_entropies_says_so() -> None:
+    blind = Sample("q", np.array([1, 2]), np.array([-1.0, -1.0]), finish="length", outcome=False)
+    with pytest.raises(ValueError, match="needs entropies"):
+        step([make_group([blind, blind])], MethodSettings(name="r3"))
+    assert step([make_group([blind, blind])], MethodSettings(name="grpo")).weighted == ()
+
+
+def test_alpha_tempers_groups_with_replay_and_no_others() -> None:
+    none, mixed = make_group([make_sample(False)] * 3), make_group([make_sample(False), make_sample(True)])
+    history = {"q": [make_sample(True)]}
+    plain = step([none, mixed], MethodSettings(name="r3"), history=history)
+    tempered = step([none, mixed], MethodSettings(name="r3", advantage={"alpha": 2.0}), history=history)
+    assert tempered.groups[0].advantages == pytest.approx([a / 2 for a in plain.groups[0].advantages], rel=1e-5)
+    assert tempered.groups[1].advantages == plain.groups[1].advantages
+
+
+def test_a_success_found_in_reflection_is_replayed_under_the_plain_prompt_with_recomputed_log_probs() -> None:
+    found = make_sample(True, context=REFLECTION, tokens=[5, 5])
+    group = make_group([make_sample(False)] * 2)
+    result = step([group], MethodSettings(name="r3"), history={"q": [found]})
+    replayed = [w for w in result.weighted if w.origin == "replayed"]
+    assert len(replayed) == 1
+    assert replayed[0].other_context
+    assert replayed[0].prompt.tolist() == group.prompt.tolist()
+    assert result.counts["replay/cross_context"] == 1
+
+
+@pytest.mark.parametrize(
+    ("train_as", "prompts"), [("reflection", [(7, 8, 9)]), ("plain", [(1, 2)]), ("both", [(7, 8, 9), (1, 2)])]
+)
+def test_reflection_answers_train_under_the_chosen_prompt(train_as: str, prompts: list[tuple[int, ...]]) -> None:
+    members = [make_sample(True, context=REFLECTION), make_sample(False, context=REFLECTION)]
+    group = make_group(members, context=REFLECTION, plain_prompt=np.array([1, 2]))
+    result = step([group], MethodSettings(name="r3", reflection={"train_as": train_as}))
+    by_sample: dict[int, list[Any]] = defaultdict(list)
+    for w in result.weighted:
+        by_sample[id(w.sample)].append(w)
+    for weighted in by_sample.values():
+        assert [tuple(w.prompt.tolist()) for w in weighted] == prompts
+        assert [w.other_context for w in weighted] == [p == (1, 2) for p in prompts]
+        assert sum(w.weight for w in weighted) * 3 == pytest.approx(1 / 2)  # the same total either way
+
+
+def test_masking_truncated_answers_takes_them_out_of_the_denominators() -> None:
+    members = [make_sample(True), make_sample(False), truncated(1, 1, 1), truncated(1, 1, 1)]
+    kept = step([make_group(members)], MethodSettings(name="grpo"))
+    masked = step([make_group(members)], MethodSettings(name="grpo", mask_truncated=True))
+    assert [w.weight for w in kept.weighted] == pytest.approx([1 / (4 * 3)] * 4)
+    assert [w.weight for w in masked.weighted] == pytest.approx([1 / (2 * 3)] * 2)
+    # The baseline still counts them: being cut is a failure.
+    assert masked.weighted[0].advantage == kept.weighted[0].advantage
+    token = step([make_group(members)], MethodSettings(name="grpo", mask_truncated=True, objective="dapo"))
+    assert [w.weight for w in token.weighted] == pytest.approx([1 / 6] * 2)
+    # A group that is masked altogether is not counted as a group either.
+    other = make_group([truncated(1, 1), truncated(1, 1)])
+    both = step([make_group(members), other], MethodSettings(name="grpo", mask_truncated=True))
+    assert [w.weight for w in both.weighted] == [w.weight for w in masked.weighted]
+
+
+def test_skipping_zero_advantages_keeps_their_tokens_in_the_denominator() -> None:
+    flat, taught = make_group([make_sample(False)] * 2), make_group([make_sample(True), make_sample(False)])
+    for objective, share in (("grpo", 1 / (2 * 2 * 3)), ("dapo", 1 / 12)):
+        result = step([flat, taught], MethodSettings(name="grpo", objective=objective))
+        assert [w.weight for w in result.weighted] == pytest.approx([share] * 2)
+        assert result.counts["samples/skipped"] == 2
+
+
+def test_dapo_leaves_groups_without_variance_out_of_the_batch() -> None:
+    flat, taught = make_group([make_sample(False)] * 2), make_group([make_sample(True), make_sample(False)])
+    with_flat = step([flat, taught], MethodSettings(name="dapo"))
+    without = step([taught], MethodSettings(name="dapo"))
+    assert [w.weight for w in with_flat.weighted] == [w.weight for w in without.weighted]
+
+
+def test_every_ablation_turns_off_one_mechanism() -> None:
+    full = MethodSettings(name="r3")
+    assert (full.replay.enabled, full.reflection.enabled, full.ranking.enabled) == (True, True, True)
+    for part in ("replay", "reflection", "ranking"):
+        ablated = MethodSettings(name=f"r3-no-{part}")
+        assert not getattr(ablated, part).enabled
+        same = ablated.model_copy(update={"name": "r3", part: getattr(full, part)})
+        assert same == full
+
+
+def test_unverified_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="verify it first"):
+        step([make_group([make_sample(None)])], MethodSettings())
