@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -140,12 +141,32 @@ class Sample:
         """8 bytes that are equal for equal responses: what 'distinct texts' is decided on."""
         return hashlib.blake2b(self.tokens.tobytes(), digest_size=8).digest()
 
+    @staticmethod
+    def trusted(**fields: Any) -> Sample:
+        """A sample of fields that were checked before (read back under a checksum, say), without checking them again.
+
+        All fields must be given, the arrays one-dimensional and of the right types; they become read-only.
+        """
+        sample = object.__new__(Sample)
+        for slot in Sample.__slots__:
+            value = fields[slot]
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            object.__setattr__(sample, slot, value)
+        return sample
+
+    def with_reward_part(self, name: str, value: float) -> Sample:
+        """The same sample with one more part of its reward."""
+        fields = {slot: getattr(self, slot) for slot in Sample.__slots__}
+        fields |= {"reward": self.reward + value, "reward_parts": {**self.reward_parts, name: value}}
+        return Sample.trusted(**fields)
+
     def judged(self, outcome: bool, reward: float, verdict: str = "", **parts: float) -> Sample:
         """The same sample with its verdict and reward."""
         return replace(self, outcome=outcome, reward=reward, reward_parts=parts, verdict=verdict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Group:
     """The samples drawn for one query under one prompt: the unit of comparison (and of the baseline)."""
 
@@ -177,11 +198,11 @@ class Group:
     def __len__(self) -> int:
         return len(self.samples)
 
-    @property
+    @cached_property
     def outcomes(self) -> tuple[bool, ...]:
         """Right or wrong, sample by sample; refuses a group that was not verified."""
         outcomes = tuple(sample.outcome for sample in self.samples)
-        if any(outcome is None for outcome in outcomes):
+        if None in outcomes:
             raise ValueError(f"the group of query {self.query.id!r} holds unverified samples; verify it first")
         return outcomes  # type: ignore[return-value]  # no None is left
 

@@ -202,7 +202,7 @@ def test_readers_read_only(tmp_path):
 def test_a_second_writer_is_refused_by_name(tmp_path):
     path = tmp_path / "buffer.sqlite"
     with SampleBuffer(path) as buffer:
-        with pytest.raises(SampleBufferError, match=rf"process {os.getpid()} is already writing.*open_reader"):
+        with pytest.raises(SampleBufferError, match=rf"process {os.getpid()} on .* is already writing.*open_reader"):
             SampleBuffer(path)
         buffer.add([make_sample(1)])
     with SampleBuffer(path) as buffer:
@@ -219,7 +219,7 @@ def test_a_writer_in_another_process_is_named(tmp_path):
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(SampleBufferError, match=f"process {holder.pid} is already writing"):
+        with pytest.raises(SampleBufferError, match=f"process {holder.pid} on .* is already writing"):
             SampleBuffer(path)
         holder.kill()
     SampleBuffer(path).close()  # the lock died with its holder

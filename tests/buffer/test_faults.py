@@ -303,7 +303,7 @@ with SampleBuffer(sys.argv[1]) as buffer:
         capture_output=True,
         text=True,
         cwd=root,
-        env=os.environ | {"PYTHONPATH": root},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
     )
     assert done.returncode == 0, done.stderr
     error, found = done.stdout.splitlines()

@@ -98,6 +98,12 @@ def test_ranking_pays_truncated_answers_of_solve_none_groups_only() -> None:
     assert some.counts["ranking/samples"] == 0
 
 
+def test_centred_ranking_orders_truncated_answers_without_preferring_them() -> None:
+    settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2, "centred": True})
+    result = step([make_group([FORKING, FLAT, COMPLETE])], settings)
+    assert result.groups[0].rewards == pytest.approx((0.1, -0.1, 0.0))
+
+
 def test_scope_failed_ranks_complete_failures_too() -> None:
     settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2, "scope": "failed"})
     result = step([make_group([FORKING, FLAT, COMPLETE])], settings)

@@ -63,7 +63,7 @@ def _stored(path: str, row: tuple[Any, ...]) -> Stored:
         raise damaged(path, f"sample {fields[0]} does not match its checksum")
     tokens, logprobs, entropies = codec.decode(arrays)
     number, uid, step, epoch, version, outcome, reward, parts, truncated, reflection, shown, _, _, verdict = fields
-    sample = Sample(
+    sample = Sample.trusted(  # checked when it was stored, and the same since, as the checksum says
         query_id=uid,
         tokens=tokens,
         logprobs=logprobs,
@@ -76,6 +76,7 @@ def _stored(path: str, row: tuple[Any, ...]) -> Stored:
         policy_version=version,
         step=step,
         epoch=epoch,
+        text=None,
         verdict=verdict,
         id=number,
     )

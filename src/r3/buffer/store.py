@@ -15,8 +15,9 @@ from r3.buffer import exchange, integrity, rows, schema, totals
 from r3.buffer.answers import Attempts, Rewound, Stats
 from r3.buffer.errors import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
-from r3.buffer.lock import WriterLock
+from r3.buffer.lock import lock_for_writing
 from r3.buffer.totals import NOTHING
+from r3.locks import FileLock
 from r3.samples import ContextKind, Sample
 
 
@@ -46,7 +47,7 @@ class SampleBuffer:
         self.per_query = per_query
         self.total = total
         self.read_only = read_only
-        self._writer_lock: WriterLock | None = None
+        self._writer_lock: FileLock | None = None
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = self._connect()
@@ -64,7 +65,7 @@ class SampleBuffer:
             return schema.connect_reader(self.path)
         if os.path.exists(self.path) and os.path.getsize(self.path):
             schema.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
-        self._writer_lock = WriterLock(self.path)
+        self._writer_lock = lock_for_writing(self.path)
         try:
             return schema.connect_writer(self.path)
         except BaseException:

@@ -52,10 +52,9 @@ def structure(entropies: Sequence[npt.ArrayLike], *, peak_fraction: float) -> tu
     peaks_N, globals_N = np.empty(len(entropies)), np.empty(len(entropies))
     for i, given in enumerate(entropies):
         h_L = _checked(given, i)
-        cut = h_L.size - max(1, int(peak_fraction * h_L.size))
-        # Sorted, so that the mean of the peak tokens does not depend on where in the response they stand.
-        peaks_N[i] = np.sort(np.partition(h_L, cut)[cut:]).mean()
-        globals_N[i] = h_L.mean()
+        k = max(1, int(peak_fraction * h_L.size))
+        peaks_N[i] = np.partition(h_L, h_L.size - k)[-k:].sum(dtype=np.float64) / k
+        globals_N[i] = h_L.sum(dtype=np.float64) / h_L.size
     return peaks_N, globals_N
 
 
@@ -77,8 +76,10 @@ def ranked_rewards(scores_N: npt.NDArray[np.int64], *, max_reward: float) -> Arr
     return np.asarray(max_reward * (1 - mean_rank_N / (n - 1)), dtype=np.float64)
 
 
-def _checked(given: Any, index: int) -> Array:
-    h_L = np.asarray(given, dtype=np.float64)
+def _checked(given: Any, index: int) -> npt.NDArray[np.floating[Any]]:
+    h_L = np.asarray(given)
+    if h_L.dtype != np.float32:  # what engines give stays as it is; sums are taken in float64 either way
+        h_L = h_L.astype(np.float64)
     if h_L.ndim != 1 or h_L.size == 0:
         raise ValueError(f"entropies[{index}] must be a non-empty list of numbers, got shape {h_L.shape}")
     if not np.isfinite(h_L).all():

@@ -106,6 +106,7 @@ def _distinct_first(samples: list[Sample]) -> list[Sample]:
     first: list[Sample] = []
     again: list[Sample] = []
     for sample in samples:
-        (again if sample.fingerprint in seen else first).append(sample)
-        seen.add(sample.fingerprint)
+        text = sample.tokens.tobytes()
+        (again if text in seen else first).append(sample)
+        seen.add(text)
     return first + again

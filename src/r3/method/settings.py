@@ -133,6 +133,8 @@ class RankingSettings(Switchable):
     """R_max, the best-ranked sample's reward; below any right answer's (1), small since entropy can be gamed."""
     scope: Literal["truncated", "failed"] = "truncated"
     """Rank the truncated answers (the paper's method section) or every failed one (its abstract's wording)."""
+    centred: bool = False
+    """Pay the rewards less their mean, so that being cut is not in itself better than a complete wrong answer."""
 
 
 class ResampleSettings(Switchable):

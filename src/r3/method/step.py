@@ -14,11 +14,14 @@ Departures from the paper, and choices it leaves open:
 - The weight of a sample: every group counts the same, and every member of a (mixed) group the same within it. With
   normalise = token, every token of the batch counts the same instead.
 - All truncated answers tied: no ranking reward is paid, or being cut would by itself outrank a complete wrong answer.
+- The paper pays truncated answers at least 0, their mean above it, and complete wrong ones 0: with many solve-none
+  groups a policy learns to be cut. `ranking.centred` takes the mean off and leaves only the order.
 - `mask_truncated` takes truncated samples out of the loss and out of its denominators, not out of the baseline.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,23 +170,27 @@ def _rank(group: Group, settings: MethodSettings) -> tuple[Group, int]:
     )
     if len(paid) < 2 or min(paid) == max(paid):
         return group, 0
+    if ranking.centred:
+        mean = math.fsum(paid) / len(paid)
+        paid = [reward - mean for reward in paid]
     samples = list(group.samples)
     for i, reward in zip(in_scope, paid, strict=True):
-        parts = {**samples[i].reward_parts, "ranking": reward}
-        samples[i] = replace(samples[i], reward=samples[i].reward + reward, reward_parts=parts)
+        samples[i] = samples[i].with_reward_part("ranking", reward)
     return replace(group, samples=tuple(samples)), len(paid)
 
 
 def _weighted(mixed: Sequence[MixedGroup], settings: MethodSettings) -> Iterator[WeightedSample]:
     kept = [[not (settings.mask_truncated and s.truncated) for s in m.members] for m in mixed]
     counted = [(m, keep) for m, keep in zip(mixed, kept, strict=True) if any(keep)]
-    tokens = sum(len(s) for m, keep in counted for s, k in zip(m.members, keep, strict=True) if k)
+    tokens = sum(len(s.tokens) for m, keep in counted for s, k in zip(m.members, keep, strict=True) if k)
     for m, keep in counted:
-        for i, sample in enumerate(m.members):
-            if not keep[i] or m.advantages[i] == 0.0:
-                continue
-            weight = token_weight(len(sample), len(counted), sum(keep), tokens, settings.objective)
-            yield from _under_prompts(m, i, sample, weight, settings)
+        members = sum(keep)
+        for i, (sample, advantage, k) in enumerate(zip(m.members, m.advantages, keep, strict=True)):
+            if k and advantage != 0.0:
+                weight = token_weight(len(sample.tokens), len(counted), members, tokens, settings.objective)
+                yield from _under_prompts(
+                    m.group, sample, advantage, weight, i >= len(keep) - len(m.replay.samples), settings
+                )
 
 
 def token_weight(length: int, groups: int, members: int, tokens: int, objective: ObjectiveSettings) -> float:
@@ -199,27 +206,25 @@ def token_weight(length: int, groups: int, members: int, tokens: int, objective:
 
 
 def _under_prompts(
-    m: MixedGroup, i: int, sample: Sample, weight: float, settings: MethodSettings
-) -> Iterator[WeightedSample]:
+    group: Group, sample: Sample, advantage: float, weight: float, replayed: bool, settings: MethodSettings
+) -> tuple[WeightedSample, ...]:
     """The sample under the prompt(s) it is trained with: its group's, or for reflection answers as settings say."""
-    group, advantage = m.group, m.advantages[i]
-    if i >= len(group):
+    if replayed:
         moved = sample.context.kind != group.context.kind
-        yield WeightedSample(group.prompt, sample, advantage, weight, "replayed", other_context=moved)
-        return
+        return (WeightedSample(group.prompt, sample, advantage, weight, "replayed", moved),)
     if group.context.kind == "plain":
-        yield WeightedSample(group.prompt, sample, advantage, weight, "fresh")
-        return
+        return (WeightedSample(group.prompt, sample, advantage, weight, "fresh"),)
     train_as = settings.reflection.train_as
-    share = 0.5 if train_as == "both" else 1.0
-    if train_as in ("reflection", "both"):
-        yield WeightedSample(group.prompt, sample, advantage, weight * share, "reflection")
-    if train_as in ("plain", "both"):
-        if group.plain_prompt is None:
-            raise ValueError(
-                f"train_as={train_as} needs the plain prompt of the reflection group of {group.query.id!r}"
-            )
-        yield WeightedSample(group.plain_prompt, sample, advantage, weight * share, "reflection", other_context=True)
+    if train_as == "reflection":
+        return (WeightedSample(group.prompt, sample, advantage, weight, "reflection"),)
+    if group.plain_prompt is None:
+        raise ValueError(f"train_as={train_as} needs the plain prompt of the reflection group of {group.query.id!r}")
+    if train_as == "plain":
+        return (WeightedSample(group.plain_prompt, sample, advantage, weight, "reflection", True),)
+    return (
+        WeightedSample(group.prompt, sample, advantage, weight / 2, "reflection"),
+        WeightedSample(group.plain_prompt, sample, advantage, weight / 2, "reflection", True),
+    )
 
 
 def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], version: int) -> dict[str, float]:

@@ -1,0 +1,224 @@
+"""How the sample buffer's costs grow from ten thousand to a million samples.
+
+Prediction, written before the first run: an `add` of 2,048 × 2,000 tokens writes 33 MB twice (log, then file) and
+waits for the disk, so it takes 0.4 to 0.8 s on a disk of 300 MB/s, and hardly more at 10⁶ samples than at 10⁴: only the
+index by query is touched at random places. `history` of 128 queries reads up to 512 responses, 8 MB: 25 to 40 ms from
+the page cache. `success_rate` and `stats` stay below 5 ms. The process grows by the page cache's 64 MB and little else.
+
+    python benchmarks/buffer.py --samples 1000000 --out buffer.json
+
+Only calls to the buffer are timed; samples are cut from random pools. Disk space: about 8.5 bytes a token. `history` is
+measured on random queries, then `again` on the same ones: the first includes reading the disk wherever the operating
+system has not kept the file (16 GB at 10⁶) in its page cache, the second is the buffer's own time; its CPU time is what
+a machine that is busy with other work still shows truly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r3.buffer import SampleBuffer
+from r3.samples import Sample
+
+QUERIES_A_STEP = 128
+GROUP = 16
+VOCABULARY = 151_936
+
+
+def main() -> None:
+    options = _options()
+    directory = Path(tempfile.mkdtemp(prefix="r3-buffer-", dir=options.dir))
+    path = directory / "buffer.sqlite"
+    try:
+        points = grow(path, options)
+    finally:
+        for file in directory.iterdir():
+            file.unlink()
+        directory.rmdir()
+    report = {
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, "numpy": np.__version__},
+        "samples": options.samples,
+        "tokens": options.tokens,
+        "ragged": options.ragged,
+        "points": points,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(_table(points))
+
+
+def grow(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Fill the buffer step by step; measure whenever it passes a power of ten."""
+    n_steps = -(-options.samples // (QUERIES_A_STEP * GROUP))
+    n_queries = max(QUERIES_A_STEP, options.samples // options.per_query)
+    marks = [10**power for power in range(4, 10) if 10**power <= options.samples]
+    random = np.random.default_rng(0)
+    batches = _batches(random, n_steps, n_queries, options.tokens, options.ragged)
+    points, seconds, settles = [], [], []
+    seen: set[str] = set()
+    first = next(batches)  # the pools are made before memory is first looked at
+    before = _resident()
+    with SampleBuffer(path, total=options.total) as buffer:
+        for step, batch in enumerate(itertools.chain([first], batches)):
+            seconds.append(_timed(lambda batch=batch: buffer.add(batch)))
+            if options.total:  # as after a checkpoint: what was evicted before the last ten steps goes for good
+                settles.append(_timed(lambda step=step: buffer.settle(step - 10)))
+            seen.update(sample.query_id for sample in batch)
+            stored = len(seconds) * QUERIES_A_STEP * GROUP
+            if marks and stored >= marks[0]:
+                marks.pop(0)
+                points.append(_measure(buffer, random, sorted(seen), seconds[-20:], before))
+                points[-1]["settle_s"] = _spread(settles[-20:]) if settles else None
+                print(json.dumps(points[-1]), flush=True)
+    return points
+
+
+def _measure(
+    buffer: SampleBuffer, random: np.random.Generator, seen: list[str], adds: list[float], before: float
+) -> dict[str, Any]:
+    def choose() -> list[str]:
+        return random.choice(seen, QUERIES_A_STEP, replace=False).tolist()
+
+    histories: dict[str, list[float]] = {"first": [], "again": [], "cpu": []}
+    found: list[int] = []
+    for _ in range(40):
+        queries = choose()
+        for name, times in histories.items():
+            clock = time.process_time if name == "cpu" else time.perf_counter
+            times.append(1e3 * _timed(lambda queries=queries: found.append(_count(buffer, queries)), clock))
+    rates = []
+    for _ in range(40):
+        queries = choose()
+        rates.append(1e3 * _timed(lambda queries=queries: buffer.success_rate(queries)))
+    statistics = [1e3 * _timed(buffer.stats) for _ in range(20)]
+    stats = buffer.stats()
+    return {
+        "samples": stats.samples,
+        "add_s": _spread(adds),
+        "history_ms": _spread(histories["first"]),
+        "history_again_ms": _spread(histories["again"]),
+        "history_cpu_ms": _spread(histories["cpu"]),
+        "history_samples": float(np.mean(found)),
+        "success_rate_ms": _spread(rates),
+        "stats_ms": _spread(statistics),
+        "rss_growth_mb": round(_resident() - before, 1),
+        "bytes_a_token": round(os.path.getsize(buffer.path) / stats.tokens, 2),
+    }
+
+
+def _count(buffer: SampleBuffer, queries: list[str]) -> int:
+    return sum(len(found) for found in buffer.history(queries, outcome=True, limit=4).values())
+
+
+def _batches(
+    random: np.random.Generator, n_steps: int, n_queries: int, n_tokens: int, ragged: bool
+) -> Iterator[list[Sample]]:
+    """Groups of 16, half of them right, over queries in shuffled epochs; lengths fixed, or log-normal when ragged."""
+    pool = 64 * n_tokens
+    tokens = random.integers(0, VOCABULARY, pool, dtype=np.int32)
+    logprobs = -random.exponential(0.5, pool).astype(np.float32)
+    entropies = random.exponential(0.5, pool).astype(np.float32)
+    order: list[int] = []
+    epoch = 0
+    for step in range(n_steps):
+        if len(order) < QUERIES_A_STEP:
+            order, epoch = order + random.permutation(n_queries).tolist(), epoch + 1
+        chosen, order = order[:QUERIES_A_STEP], order[QUERIES_A_STEP:]
+        batch = []
+        for query in chosen:
+            for right in random.random(GROUP) < 0.5:
+                length = (
+                    min(8 * n_tokens, int(random.lognormal(np.log(n_tokens) - 0.32, 0.8)) + 1) if ragged else n_tokens
+                )
+                at = int(random.integers(pool - length))
+                cut = slice(at, at + length)
+                batch.append(
+                    Sample(
+                        query_id=f"query-{query}",
+                        tokens=tokens[cut],
+                        logprobs=logprobs[cut],
+                        entropies=entropies[cut],
+                        outcome=bool(right),
+                        reward=float(right),
+                        reward_parts={"correct": float(right)},
+                        policy_version=step,
+                        step=step,
+                        epoch=epoch,
+                    )
+                )
+        yield batch
+
+
+def _timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
+    call()
+    return clock() - start
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        "median": round(float(np.median(values)), 3),
+        "p95": round(float(np.percentile(values, 95)), 3),
+        "max": round(max(values), 3),
+    }
+
+
+def _resident() -> float:
+    """Resident memory of this process in MB (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("/proc/self/status has no VmRSS line")
+
+
+def _table(points: list[dict[str, Any]]) -> str:
+    titles = ["samples", "add, s (median / p95 / max of 20)", "history, ms (median / p95)", "again, ms (median / p95)"]
+    titles += ["again, CPU ms", "success_rate, ms", "stats, ms", "memory growth, MB", "bytes a token"]
+    lines = [titles, ["---"] * len(titles)]
+    for point in points:
+        add, first, again = point["add_s"], point["history_ms"], point["history_again_ms"]
+        lines.append(
+            [
+                f"{point['samples']:,}",
+                f"{add['median']:.2f} / {add['p95']:.2f} / {add['max']:.2f}",
+                f"{first['median']:.0f} / {first['p95']:.0f}",
+                f"{again['median']:.0f} / {again['p95']:.0f}",
+                f"{point['history_cpu_ms']['median']:.0f}",
+                f"{point['success_rate_ms']['median']:.1f}",
+                f"{point['stats_ms']['median']:.2f}",
+                f"{point['rss_growth_mb']:.0f}",
+                f"{point['bytes_a_token']}",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--samples", type=int, default=1_000_000, help="how many to store in all (default: %(default)s)"
+    )
+    parser.add_argument("--tokens", type=int, default=2_000, help="tokens a sample (default: %(default)s)")
+    parser.add_argument("--ragged", action="store_true", help="log-normal lengths with that mean, not all equal")
+    parser.add_argument("--per-query", type=int, default=25, help="samples a query at the end (default: %(default)s)")
+    parser.add_argument("--total", type=int, help="the buffer's limit: older samples are evicted, then settled")
+    parser.add_argument("--dir", type=Path, help="where to put the buffer (default: the temporary directory)")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

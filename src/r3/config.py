@@ -1,0 +1,337 @@
+"""One validated config tree: defaults, then a YAML recipe, then `key=value` overrides.
+
+Unknown keys are refused with the nearest valid one, bad values with the reason; all of them at once, each on a line.
+`describe` prints the resolved tree with every setting's help text, and what it prints reads back as a recipe.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from r3.method.settings import MethodSettings, RewardSettings, Settings
+
+
+class ConfigError(ValueError):
+    """A recipe or an override that cannot be used; the message says which key and what to write instead."""
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters through peft: train a few million parameters instead of all."""
+
+    enabled: bool = False
+    """Train adapters instead of the whole model."""
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters (divided by the rank)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout inside the adapters; 0 keeps log-probs of rollout and update the same."""
+    targets: str | list[str] = "all-linear"
+    """Which layers get one: peft's target_modules."""
+
+
+class ModelSettings(Settings):
+    """The policy: any Hugging Face causal LM."""
+
+    path: str = "embedded"
+    """A local folder, a hub id, or 'embedded' for the small model that ships with r3."""
+    revision: str | None = None
+    """Hub revision to pin."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; auto is bfloat16 on CUDA and float32 on CPU. Optimiser state is always float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes a CUDA card if there is one."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    """Low-rank adapters."""
+
+
+class TaskSettings(Settings):
+    """Where the queries come from and who judges the answers."""
+
+    name: Literal["arithmetic", "file"] = "arithmetic"
+    """'arithmetic' is embedded; 'file' reads a JSONL, JSON or Parquet file."""
+    difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
+    """arithmetic: how many terms the sums have."""
+    size: int = Field(256, ge=1)
+    """arithmetic: how many training problems."""
+    path: str | None = None
+    """file: the training data."""
+    heldout_path: str | None = None
+    """file: the evaluation data; without one the last `heldout` rows of `path` are kept apart."""
+    heldout: int = Field(512, ge=0)
+    """How many problems are kept apart for evaluation."""
+    id_column: str = "id"
+    """file: column of the stable query id; where it is missing the id is a hash of the question."""
+    question_column: str = "problem"
+    """file: column of the question."""
+    answer_column: str = "answer"
+    """file: column of the reference answer."""
+    instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
+    """file: appended to every question."""
+    verifier: str = "boxed"
+    """file: 'boxed' compares the last \\boxed{} with the answer as normalised text, or the dotted path of your own
+    function f(completion, **columns) → bool."""
+    chat: bool = True
+    """file: put the question through the tokenizer's chat template."""
+
+
+class RolloutSettings(Settings):
+    """Sampling the groups."""
+
+    engine: Literal["auto", "transformers"] = "auto"
+    """Which engine draws the samples; auto takes the fastest that runs here."""
+    group_size: int = Field(8, ge=2)
+    """G: samples per prompt. A group of one has nothing to compare with."""
+    max_tokens: int = Field(128, ge=1)
+    """Longest response; longer ones are cut (truncated)."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the update uses the same."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling. Below 1 the drawn distribution is not the policy's own: ratios are then off."""
+    top_k: int = Field(0, ge=0)
+    """Sample from the k likeliest tokens; 0 for all. The same warning applies."""
+    max_rows: int = Field(256, ge=1)
+    """Most responses generated side by side."""
+
+
+class TrainSettings(Settings):
+    """The loop and the optimiser."""
+
+    queries_per_step: int = Field(16, ge=1)
+    """D_b: queries per step."""
+    epochs: int = Field(8, ge=1)
+    """Passes over the task."""
+    steps: int | None = Field(None, ge=1)
+    """Stop after so many steps, whatever epochs says."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimiser updates per batch of rollouts."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates of linear warm-up."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls over the run."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's momentum terms."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    tokens_per_microbatch: int = Field(16384, ge=1)
+    """Token budget of one packed forward and backward; a longer sequence goes alone."""
+    max_bad_updates: int = Field(5, ge=1)
+    """Stop after so many updates in a row with NaN or infinite gradients (each is skipped)."""
+
+
+class BufferSettings(Settings):
+    """The sample buffer S."""
+
+    per_query: int | None = Field(64, ge=1)
+    """Most living samples of one query; None for no limit."""
+    total: int | None = Field(1_000_000, ge=1)
+    """Most living samples in all; None for no limit."""
+
+
+class EvaluateSettings(Settings):
+    """Held-out accuracy under the plain prompt, during and after training."""
+
+    every: int = Field(0, ge=0)
+    """Evaluate every so many steps; 0 only before and after."""
+    samples: int = Field(1, ge=1)
+    """Answers per held-out problem."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature of the evaluation; 0 is greedy."""
+
+
+class RunSettings(Settings):
+    """The run directory and what is kept in it."""
+
+    dir: str = "runs/{method}-{task}-{seed}"
+    """Where the run is written; {method}, {task} and {seed} are filled in."""
+    seed: int = Field(0, ge=0)
+    """Seeds everything: data order, sampling, initialisation."""
+    checkpoint_every: int = Field(20, ge=1)
+    """Write a checkpoint every so many steps (and at the end, and when stopped)."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many checkpoints are kept."""
+    rollouts_every: int = Field(1, ge=0)
+    """Save the rollouts of every so many steps; 0 for none."""
+    rollouts_groups: int = Field(8, ge=1)
+    """How many groups of such a step are saved."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads for torch; None leaves torch's own choice."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: bool = False
+    """Log to Weights & Biases (needs r3-rl[wandb])."""
+    trackio: bool = False
+    """Log to trackio (needs r3-rl[trackio])."""
+
+
+class Config(Settings):
+    """All of `r3 train`."""
+
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    task: TaskSettings = Field(default_factory=TaskSettings)
+    method: MethodSettings = Field(default_factory=MethodSettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
+    buffer: BufferSettings = Field(default_factory=BufferSettings)
+    evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
+    run: RunSettings = Field(default_factory=RunSettings)
+
+    @model_validator(mode="after")
+    def _file_needs_a_path(self) -> Config:
+        if self.task.name == "file" and self.task.path is None:
+            raise ValueError("task.name=file needs task.path=FILE (JSONL, JSON or Parquet)")
+        return self
+
+
+def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The config of a recipe file (None: the embedded default) with `key=value` overrides on top."""
+    given = read_recipe(recipe) if recipe is not None else embedded_recipe()
+    for override in overrides:
+        apply_override(given, override)
+    return validate(given)
+
+
+def embedded_recipe() -> dict[str, Any]:
+    """The recipe that runs with nothing but this package."""
+    return read_recipe(Path(__file__).parent / "embedded" / "recipe.yaml")
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe file as a plain mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read recipe {path}: {error.strerror}; recipes live in recipes/") from error
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ConfigError(
+            f"{path} must hold a mapping of sections (model, task, method, …), not a {type(given).__name__}"
+        )
+    return given
+
+
+def validate(given: Mapping[str, Any]) -> Config:
+    """The config tree of a plain mapping, or a ConfigError with one line for every problem."""
+    try:
+        return Config.model_validate(dict(given))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(dict(problem)) for problem in error.errors())) from error
+
+
+def apply_override(given: dict[str, Any], override: str) -> None:
+    """Set one dotted key in a plain mapping; `method=grpo` picks a preset and keeps the section's other settings."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"an override is written key=value, e.g. method.replay=off, not {override!r}")
+    try:
+        value = yaml.safe_load(text) if text else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: {text!r} is not a valid value: {' '.join(str(error).split())}") from error
+    if isinstance(value, str):
+        value = _number(value)
+    *sections, last = key.strip().split(".")
+    place = given
+    for section in sections:
+        below = place.get(section)
+        if not isinstance(below, dict):  # absent, or a short form (replay: off, method: grpo) that is now spelt out
+            below = {} if below is None else {"enabled": below} if isinstance(below, bool) else {"name": below}
+            place[section] = below
+        place = below
+    if isinstance(place.get(last), dict) and not isinstance(value, dict):
+        place[last]["enabled" if isinstance(value, bool) else "name"] = value
+    else:
+        place[last] = value
+
+
+def _number(text: str) -> str | float:
+    """1e-5 is a number to people, though not to YAML 1.1 (which wants 1.0e-5)."""
+    try:
+        return float(text) if "e" in text.lower() and any(c.isdigit() for c in text) else text
+    except ValueError:
+        return text
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    where = [str(part) for part in problem["loc"]]
+    key = ".".join(where) or "config"
+    if problem["type"] == "extra_forbidden":
+        valid = _keys_at(where[:-1])
+        near = difflib.get_close_matches(where[-1], valid, n=1)
+        elsewhere = [] if near else [k for k in _all_keys() if k.split(".")[-1] == where[-1]]
+        hint = f"did you mean {'.'.join([*where[:-1], near[0]])}?" if near else ""
+        hint = hint or (f"did you mean {elsewhere[0]}?" if elsewhere else f"valid here: {', '.join(valid)}")
+        return f"{key}: no such setting; {hint}"
+    reason = str(problem["msg"]).removeprefix("Value error, ")
+    given = problem.get("input")
+    shown = "" if isinstance(given, dict) else f" (got {given!r})"
+    return f"{key}: {reason}{shown}"
+
+
+def _keys_at(where: Sequence[str]) -> list[str]:
+    section: Any = Config
+    for part in where:
+        field = section.model_fields.get(part)
+        section = _section(field) if field is not None else None
+        if section is None:
+            return []
+    return list(section.model_fields)
+
+
+def _all_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if below := _section(field):
+            yield from _all_keys(below, f"{prefix}{name}.")
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def describe(config: BaseModel, indent: str = "") -> str:
+    """The resolved config as YAML, each setting under its help text."""
+    lines: list[str] = []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            help_text = (type(value).__doc__ or "").split("\n")[0]
+            lines += [f"{indent}# {help_text}", f"{indent}{name}:", describe(value, indent + "  ")]
+            continue
+        lines.append(f"{indent}# {' '.join((field.description or '').split())}{_choices(field)}")
+        if isinstance(value, str) and "\n" in value:  # JSON's quoting is YAML's too, and keeps it on one line
+            lines.append(f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}")
+            continue
+        dumped = yaml.safe_dump({name: config.model_dump(mode="json")[name]}, allow_unicode=True, width=10_000)
+        lines.append("\n".join(indent + line for line in dumped.rstrip().split("\n")))
+    return "\n".join(lines)
+
+
+def _choices(field: FieldInfo) -> str:
+    options = [a for a in get_args(field.annotation) if isinstance(a, str)]
+    return f" One of: {', '.join(options)}." if len(options) > 1 else ""
+
+
+def dump(config: Config) -> str:
+    """The resolved config as plain YAML, as a run directory keeps it."""
+    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))

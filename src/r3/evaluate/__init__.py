@@ -1,0 +1,1 @@
+"""Evaluation: how often a policy is right on held-out problems, with intervals."""

@@ -1,0 +1,78 @@
+"""The protocol every rollout engine implements: `generate(requests, sampling)` yields responses as they finish.
+
+What an engine owes its caller:
+- `n` responses to every request, each exactly once, in any order, each as soon as it is finished, so that verifying
+  overlaps with generating.
+- Log-probs and entropies of the very distribution the tokens were drawn from (after temperature, top-k and top-p),
+  from the same forward pass.
+- A response depends on its prompt, its seed and the policy, not on what else was in the batch or when it ran
+  (up to the floating-point noise of the kernels).
+- It knows nothing of rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from r3.samples import FinishReason, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens, and when to stop."""
+
+    max_tokens: int
+    """Longest response, the stop token included; one that reaches it without stopping is truncated."""
+    stop_tokens: tuple[int, ...]
+    """Ids that end a response; the one that did is its last token."""
+    temperature: float = 1.0
+    """0 means greedy: the likeliest token, with log-prob and entropy of the untempered distribution."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 for no limit."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0: no limit), not {self.top_k}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to answer `n` times."""
+
+    prompt: IntArray
+    n: int
+    seed: int
+    """Seeds the request's responses, each from (seed, index): the same seed and policy give the same responses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One finished answer: the `index`-th of the n to the request at place `request`."""
+
+    request: int
+    index: int
+    tokens: IntArray
+    logprobs: FloatArray
+    entropies: FloatArray | None
+    finish: FinishReason
+
+
+class Engine(Protocol):
+    """A rollout engine over the policy being trained."""
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Response]:
+        """Yield every request's n responses as they finish."""
+        ...
+
+    def release(self) -> None:
+        """Give memory back for the update; the next `generate` takes it again."""
+        ...

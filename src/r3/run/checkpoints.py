@@ -1,0 +1,222 @@
+"""`checkpoints/step-000012/`: folders that are there complete or not at all.
+
+This file knows nothing about models: the caller's writer saves whatever files it likes into a folder. That folder is
+prepared under a temporary name, forced to the disk, sealed with a manifest of its files, and only then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from r3.run.errors import FULL, RunError, write_failed
+from r3.run.files import remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+HASHED_BYTES = 64 * 2**20
+"""Files up to this size are checked by content; larger ones, the weights, by size alone: a start stays quick."""
+
+_PROBE_BYTES = 2**20
+_SET_ASIDE = re.compile(r"\.(step-\d{6,})\.(replaced|pruned)-\d+")
+
+
+class Checkpoint(NamedTuple):
+    step: int
+    path: Path
+
+
+class Checkpoints:
+    """The folder of them. Reading needs no lock; writing belongs to the owner of the run's lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, step: int, writer: Callable[[Path], None]) -> Checkpoint:
+        """Have `writer` fill a folder and make it the checkpoint of `step`, in place of an earlier one of that step."""
+        final = self._path(step)
+        with self._prepared(final) as partial:
+            writer(partial)
+            _seal(partial, step)
+            aside = self._set_aside(final, "replaced") if final.exists() else None
+            os.rename(partial, final)
+            sync(self.folder)
+        if aside:
+            remove(aside)
+        return Checkpoint(step, final)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is intact, or None if there are none at all. Says why a newer one was passed over.
+
+        Raises `RunError` if there are some and all are damaged: starting over would look like resuming.
+        """
+        damages = []
+        for step in reversed(self.steps()):
+            damage = self.damage(step)
+            if damage is None:
+                return Checkpoint(step, self._path(step))
+            log.warning("%s: damaged, not used: %s", self._path(step), damage)
+            damages.append(f"{step_name(step)}: {damage}")
+        if damages:
+            raise RunError(
+                f"{self.folder}: no checkpoint is intact ({'; '.join(damages)}); restore one from a backup or start a "
+                "new run in another run.dir"
+            )
+        return None
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, intact or not, in order."""
+        if not self.folder.is_dir():
+            return []
+        steps = (step_of(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(step for step in steps if step is not None)
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with that step's checkpoint; None if it is intact."""
+        return _damage(self._path(step))
+
+    def prune(self, keep: int) -> None:
+        """Remove all that are older than the `keep` newest intact ones; damaged ones do not count as kept."""
+        if keep < 1:
+            raise ValueError(f"at least one checkpoint must be kept, not {keep}: without one nothing can be resumed")
+        kept = 0
+        for step in reversed(self.steps()):
+            if kept == keep:
+                self._drop(step)
+            elif self.damage(step) is None:
+                kept += 1
+
+    def rewind(self, step: int) -> None:
+        """Remove intact checkpoints newer than `step`, which the run goes back to: they are of another history.
+
+        Damaged ones stay, in case someone wants to look at them; they are never used.
+        """
+        for later in self.steps():
+            if later > step and self.damage(later) is None:
+                log.info("%s: removed, as the run goes back to step %d", self._path(later), step)
+                self._drop(later)
+
+    def clean(self) -> None:
+        """Finish what a killed writer left undone. Only for the owner of the run's lock."""
+        if not self.folder.is_dir():
+            return
+        remove_leftovers(self.folder)
+        for path in list(self.folder.iterdir()):
+            match = _SET_ASIDE.fullmatch(path.name)
+            if not match:
+                continue
+            home = self.folder / match[1]
+            if match[2] == "replaced" and not home.exists():  # killed before its replacement was in place
+                os.rename(path, home)
+                log.info("%s: put back, as its replacement was never finished", home)
+            else:
+                remove(path)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / step_name(step)
+
+    def _drop(self, step: int) -> None:
+        # First out of sight: killed half-way through the removal, it must not look like a damaged checkpoint.
+        remove(self._set_aside(self._path(step), "pruned"))
+
+    def _set_aside(self, path: Path, why: str) -> Path:
+        aside = path.with_name(f".{path.name}.{why}-{os.getpid()}")
+        os.rename(path, aside)
+        return aside
+
+    @contextmanager
+    def _prepared(self, final: Path) -> Iterator[Path]:
+        """An empty folder to fill, gone again if anything goes wrong; a full disk is told in numbers."""
+        partial = temporary(final)
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+        except OSError as error:
+            raise write_failed(final, error, _amount(partial)) from error
+        except Exception as error:
+            # torch and safetensors report a full disk in types and words of their own.
+            full = _refused_write(partial)
+            if full is None:
+                raise
+            raise write_failed(final, full, _amount(partial)) from error
+        finally:
+            if partial.exists():
+                _discard(partial)
+
+
+def _discard(partial: Path) -> None:
+    """Remove what a failed writer made and free its space now: torch keeps such a file open past its own error."""
+    for path in _files(partial):
+        if not path.is_symlink() and path.stat().st_nlink == 1:  # a linked file has other users
+            os.truncate(path, 0)
+    shutil.rmtree(partial)
+
+
+def _amount(partial: Path) -> str:
+    """How far a checkpoint got, for the message."""
+    return f"the checkpoint (failed after {sum(path.stat().st_size for path in _files(partial)):,} bytes)"
+
+
+def _refused_write(folder: Path) -> OSError | None:
+    """Whether the disk is full, found out by writing to it."""
+    probe = folder / ".probe"
+    try:
+        write_synced(probe, bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error if error.errno in FULL else None
+    finally:
+        probe.unlink(missing_ok=True)
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Force every file to the disk, then write the manifest that makes the folder a checkpoint."""
+    files = {}
+    for path in _files(folder):
+        sync(path)
+        files[path.relative_to(folder).as_posix()] = _entry(path)
+    manifest = {"step": step, "files": files}
+    write_synced(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            sync(path)  # its list of names
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    if size > HASHED_BYTES:
+        return {"bytes": size}
+    return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def _damage(folder: Path) -> str | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        expected = {name: (int(entry["bytes"]), entry.get("sha256")) for name, entry in manifest["files"].items()}
+    except OSError as error:
+        return f"{MANIFEST} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} is not one ({error!r})"
+    for name, (size, checksum) in expected.items():
+        try:
+            found = _entry(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if found["bytes"] != size:
+            return f"{name} has {found['bytes']:,} bytes instead of {size:,}"
+        if found.get("sha256") != checksum:
+            return f"{name} was changed (its checksum differs)"
+    return None

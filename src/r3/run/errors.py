@@ -1,0 +1,39 @@
+"""The one error this room raises, and the translation of a failed write into a line with numbers and the fix."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+
+class RunError(RuntimeError):
+    """One line that names the path and the fix. What was already in the run directory is untouched."""
+
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file size limit (ulimit -f) is reached",
+}
+
+
+def write_failed(path: Path, error: OSError, wanted: str) -> RunError:
+    """The error for a write to `path` that the system refused; `wanted` says what was being written."""
+    reason = FULL.get(error.errno or 0)
+    if reason is None:
+        return RunError(
+            f"{path}: cannot write {wanted} ({error.strerror or error}); nothing half-written was kept: check that "
+            "the disk is healthy and the directory may be written, then resume the run with r3 train --resume"
+        )
+    return RunError(
+        f"{path}: cannot write {wanted}: {reason} ({free_bytes(path):,} bytes free); nothing half-written was kept: "
+        "free some space, then resume the run with r3 train --resume"
+    )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes free on the file system that holds `path` or would hold it."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free

@@ -1,0 +1,129 @@
+"""Small file-system moves that a crash or a full disk cannot leave half-done."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from r3.run.errors import write_failed
+
+log = logging.getLogger(__name__)
+
+_STEP_NAME = re.compile(r"step-(\d{6,})")
+_TEMPORARY = re.compile(r"\..+\.tmp-\d+")
+
+
+def step_name(step: int) -> str:
+    """`step-000012`: sorts by name as by number up to a million steps; `step_of` reads longer ones too."""
+    return f"step-{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step a file or folder is named after, without its suffixes; None for any other name."""
+    match = _STEP_NAME.fullmatch(name.split(".")[0])
+    return int(match[1]) if match else None
+
+
+def temporary(path: Path) -> Path:
+    """Where `path` is prepared, next to it, so that a rename puts it in place at once."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
+
+
+def is_temporary(name: str) -> bool:
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed left under temporary names. Only for the owner of the run's lock."""
+    for path in folder.iterdir():
+        if is_temporary(path.name):
+            log.info("removing %s, left by a write that was cut off", path)
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Force a file's content, or a folder's list of names, to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """`os.write` may take only a part, above all on a disk that is filling up."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path`: a reader, or the next start after a crash, sees all of the old file or all of the new."""
+    prepared = temporary(path)
+    try:
+        write_synced(prepared, data)
+        os.replace(prepared, path)
+        sync(path.parent)
+    except OSError as error:
+        failure = write_failed(path, error, f"{len(data):,} bytes")
+        prepared.unlink(missing_ok=True)
+        raise failure from error
+
+
+class AppendFile:
+    """A file that grows by whole records: each is on the disk when `append` returns, or not there at all."""
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self.path = path
+        self._durable = durable
+        try:
+            self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise write_failed(path, error, "an empty file") from error
+
+    def append(self, record: bytes) -> None:
+        if self._fd is None:
+            raise ValueError(f"{self.path} is closed")
+        start = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, record)
+            if self._durable:
+                os.fsync(self._fd)
+        except OSError as error:
+            # Should the disk refuse even this, the reader's rule for a cut last record still drops it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, start)
+            raise write_failed(self.path, error, f"{len(record):,} bytes") from error
+
+    def truncate(self, size: int) -> None:
+        if self._fd is None:
+            raise ValueError(f"{self.path} is closed")
+        os.ftruncate(self._fd, size)
+        if self._durable:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

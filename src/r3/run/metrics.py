@@ -1,0 +1,135 @@
+"""`metrics.jsonl`: one line a step, appended whole or not at all.
+
+`jsonl` documents how a line is written. Steps strictly increase down the file, so going back to a checkpoint's step
+keeps a prefix of it, byte for byte.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from r3.run.errors import RunError
+from r3.run.files import AppendFile, write_atomically
+from r3.run.jsonl import decode_line, encode_line
+
+log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """The writer of one metrics file. Opening it checks every line and repairs a last one that was cut off."""
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """`durable`: wait until each line is on the disk, so that not even a power cut loses a finished step."""
+        self.path = path
+        self._durable = durable
+        self._file = AppendFile(path, durable=durable)
+        try:
+            self.last_step = self._repaired()
+        except RunError:
+            self._file.close()
+            raise
+
+    def append(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self.last_step is not None and step <= self.last_step:
+            raise ValueError(f"{self.path} already ends at step {self.last_step}; step {step} cannot follow it")
+        if metrics.get("step", step) != step:
+            raise ValueError(f"the metrics of step {step} carry step {metrics['step']}")
+        self._file.append(encode_line({**metrics, "step": step}, first="step"))
+        self.last_step = step
+
+    def rewind(self, step: int) -> int | None:
+        """Drop the lines after `step` and return the last one kept: the state in which that step's checkpoint was."""
+        last, end = None, 0
+        for line in _complete_lines(self.path):
+            if line.step > step:
+                break
+            last, end = line.step, line.end
+        if self.last_step != last:
+            with self.path.open("rb") as file:
+                kept = file.read(end)
+            write_atomically(self.path, kept)
+            self._file.close()  # it still writes to the file that was replaced
+            self._file = AppendFile(self.path, durable=self._durable)
+            log.info("%s: went back from step %s to step %s", self.path, self.last_step, step)
+        if last != step and step > 0:
+            log.warning("%s: ends at step %s, before step %d: the lines between are missing", self.path, last, step)
+        self.last_step = last
+        return last
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        return read_metrics(self.path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _repaired(self) -> int | None:
+        """The last complete line's step, after the bytes behind it, if any, were completed or dropped."""
+        last, end = None, 0
+        for line in _complete_lines(self.path):
+            last, end = line.step, line.end
+        with self.path.open("rb") as file:
+            file.seek(end)
+            tail = file.read()
+        if not tail:
+            return last
+        try:
+            cut = _step(decode_line(tail))
+        except ValueError:
+            log.warning("%s: dropped the last line, cut off after %d bytes; all before is kept", self.path, len(tail))
+            self._file.truncate(end)
+            return last
+        log.warning("%s: the last line (step %d) is whole but for its newline; added that", self.path, cut)
+        self._file.append(b"\n")
+        return cut
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Every complete line of a metrics file, oldest first, also while it is written to: half a line is not yet one."""
+    for line in _complete_lines(path):
+        yield line.record
+
+
+class _Line(NamedTuple):
+    step: int
+    end: int
+    """Offset in the file of the byte after the line."""
+    record: dict[str, Any]
+
+
+def _complete_lines(path: Path) -> Iterator[_Line]:
+    last, end = None, 0
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise RunError(f"{path}: cannot read the metrics ({error.strerror}); is it in a run directory?") from error
+    with file:
+        for number, raw in enumerate(file, 1):
+            if not raw.endswith(b"\n"):
+                return
+            end += len(raw)
+            try:
+                record = decode_line(raw)
+                step = _step(record)
+            except ValueError as error:
+                raise _bad_line(path, number, str(error)) from error
+            if last is not None and step <= last:
+                raise _bad_line(path, number, f"step {step} comes after step {last}")
+            last = step
+            yield _Line(step, end, record)
+
+
+def _step(record: Mapping[str, Any]) -> int:
+    step = record.get("step")
+    if type(step) is not int:
+        raise ValueError("it has no whole-number 'step'")
+    return step
+
+
+def _bad_line(path: Path, number: int, reason: str) -> RunError:
+    return RunError(
+        f"{path}, line {number}: damaged ({reason}); nothing was changed: restore the file from a backup, or delete "
+        "that line by hand"
+    )

@@ -1,0 +1,72 @@
+"""Ctrl-C and SIGTERM ask for an orderly end: the step is finished and a checkpoint written. A second Ctrl-C insists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import weakref
+from types import FrameType
+from typing import Any, Self
+
+FINISHING = "finishing this step, then writing a checkpoint; press Ctrl-C again to stop at once"
+
+
+class StopRequested:
+    """True inside its `with` block once SIGINT or SIGTERM has come; look at it after each step.
+
+        with StopRequested() as stop:
+            for step in steps:
+                ...
+                if stop:
+                    break
+
+    Python delivers signals to the main thread alone: elsewhere it stays false and changes no handler.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        """The signal that came first, e.g. 'SIGTERM'."""
+        self._old: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.name is not None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            _active.add(self)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        _active.discard(self)
+        for number, handler in self._old.items():
+            # None: a handler that was not set from Python, and cannot be.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._old.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name is None:
+            self.name = signal.Signals(number).name
+            # Not print: a handler may run in the middle of one, and buffered files refuse to be re-entered.
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{self.name}: {FINISHING}\n".encode())
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+_active: weakref.WeakSet[StopRequested] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A request to stop is for the trainer to honour: its forked workers get their old handlers back."""
+    for stop in list(_active):
+        stop._restore()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,170 @@
+"""Where metrics go besides `metrics.jsonl`: TensorBoard, and W&B or trackio when asked for.
+
+A resumed run goes back to its checkpoint and logs some steps again. No curve doubles: TensorBoard is told to forget
+the steps after the checkpoint; the services, which cannot forget, are not sent a step twice (it has the same values,
+as a resume is exact).
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import numbers
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from r3.run.directory import RunDirectory
+from r3.run.errors import RunError, write_failed
+from r3.run.files import AppendFile
+
+SINKS = ("tensorboard", "wandb", "trackio")
+
+
+class Sink(Protocol):
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_sinks(
+    names: Sequence[str],
+    directory: RunDirectory,
+    *,
+    project: str = "r3",
+    config: Mapping[str, Any] | None = None,
+    resumed_at: int | None = None,
+) -> list[Sink]:
+    """The sinks named, of `SINKS`. `resumed_at` is the step of the checkpoint being resumed; None: a new run."""
+    unknown = [name for name in names if name not in SINKS]
+    if unknown:
+        raise RunError(f"{directory.path}: no metrics sink is called {unknown[0]!r}; choose among {', '.join(SINKS)}")
+    sinks: list[Sink] = []
+    try:
+        for name in names:
+            if name == "tensorboard":
+                sinks.append(TensorBoardSink(directory.tensorboard_path, resumed_at=resumed_at))
+            else:
+                service = WandbSink if name == "wandb" else TrackioSink
+                sinks.append(service(directory, project=project, config=config))
+    except RunError:
+        for sink in sinks:
+            sink.close()
+        raise
+    return sinks
+
+
+def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in `metrics`, with those of nested mappings under `outer/inner`; texts and lists are left out.
+
+    >>> dict(scalars({"loss": 1, "reward": {"mean": 0.5}, "note": "warm-up"}))
+    {'loss': 1.0, 'reward/mean': 0.5}
+    """
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{prefix}{key}/")
+            continue
+        if hasattr(value, "item"):
+            value = value.item()
+        if isinstance(value, numbers.Real):
+            yield prefix + key, float(value)
+
+
+class TensorBoardSink:
+    """TensorBoard event files, one for each start of the run, written step by step without a thread or torch."""
+
+    def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
+        load = _loader("tensorboard", "pip install tensorboard")
+        self._events = load("tensorboard.compat.proto.event_pb2")
+        self._summaries = load("tensorboard.compat.proto.summary_pb2")
+        self._records = load("tensorboard.summary.writer.record_writer")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads the files of a folder in the order of their names.
+            number = sum("tfevents" in path.name for path in folder.iterdir())
+        except OSError as error:
+            raise write_failed(folder, error, "the event files' folder") from error
+        self._file = AppendFile(folder / f"events.out.tfevents.{number:06d}", durable=False)
+        self._write(file_version="brain.Event:2")
+        if resumed_at is not None:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._write(step=resumed_at + 1, session_log=start)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        values = [
+            self._summaries.Summary.Value(tag=tag, simple_value=value)
+            for tag, value in scalars(metrics)
+            if tag != "step"
+        ]
+        self._write(step=step, summary=self._summaries.Summary(value=values))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, **fields: Any) -> None:
+        event = self._events.Event(wall_time=time.time(), **fields)
+        record = io.BytesIO()
+        self._records.RecordWriter(record).write(event.SerializeToString())
+        self._file.append(record.getvalue())
+
+
+class _Service:
+    """What W&B and trackio share: one run, under an id kept in run.json, that is sent no step twice."""
+
+    package: str
+
+    def __init__(
+        self, directory: RunDirectory, *, project: str = "r3", config: Mapping[str, Any] | None = None
+    ) -> None:
+        load = _loader(self.package, f"pip install 'r3-rl[{self.package}]'")
+        self._module = load(self.package)
+        self._seen = directory.reached
+        ids = directory.info.get("sinks", {})
+        if self.package not in ids:
+            ids = {**ids, self.package: f"{directory.path.resolve().name}-{secrets.token_hex(4)}"}
+            directory.update_info(sinks=ids)
+        self._start(project, ids[self.package], directory.path, dict(config or {}))
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._seen is None or step > self._seen:
+            self._module.log({key: value for key, value in scalars(metrics) if key != "step"}, step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class WandbSink(_Service):
+    """Weights & Biases, the `wandb` extra. Its own settings (entity, offline mode) come from its environment."""
+
+    package = "wandb"
+
+    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None:
+        self._module.init(project=project, id=run, name=run, dir=str(path), config=config, resume="allow")
+
+
+class TrackioSink(_Service):
+    """trackio, the `trackio` extra. It knows a run by its name."""
+
+    package = "trackio"
+
+    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None:
+        self._module.init(project=project, name=run, config=config, resume="allow")
+
+
+def _loader(package: str, fix: str) -> Any:
+    """An importer of `package`'s modules that says how to get it when it is missing."""
+
+    def load(module: str) -> Any:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] != package:
+                raise  # it is there, but something it needs is not
+            raise RunError(f"logging to {package} needs the package {package}: {fix}") from error
+
+    return load

@@ -1,0 +1,118 @@
+"""The embedded task: chains of sums with written working.
+
+    question   7+5+8=
+    response   7+5=12+8=20#20
+
+The answer is what stands after the last `#`. Difficulty is the number of terms: one step for each after the first, and
+one slip anywhere spoils the answer, so success falls as (1 − slip rate)^steps, and a step done better helps every
+problem. A step may be written again (`12+8=10?12+8=20`: the last result counts), so that working varies in length and
+the longest is cut by the length limit.
+
+Problems are split by a hash of their text into `warm` (what the bundled model was warm-started on), `train` and
+`heldout`: disjoint by construction, whatever the seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from r3.config import TaskSettings
+from r3.samples import Query
+from r3.tasks.base import TaskError, Verdict
+
+Split = Literal["warm", "train", "heldout"]
+HELDOUT_SEED = 0
+"""The same problems are held out whatever the run's seed, so that runs can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A chain of sums."""
+
+    terms: tuple[int, ...]
+
+    @property
+    def question(self) -> str:
+        """The plain prompt."""
+        return "+".join(map(str, self.terms)) + "="
+
+    @property
+    def answer(self) -> str:
+        """The exact result, as a response must write it."""
+        return str(sum(self.terms))
+
+
+def split_of(question: str) -> Split:
+    """Which split a question belongs to: 60 % warm, 20 % train, 20 % held out, by hash."""
+    bucket = hashlib.sha256(question.encode()).digest()[0] % 5
+    return "heldout" if bucket == 0 else "train" if bucket == 1 else "warm"
+
+
+def draw_problem(rng: random.Random, terms: int, split: Split) -> Problem:
+    """One problem of a split: so many terms from 1 to a largest one, which is itself drawn from 3 to 9.
+
+    Small terms mean few carries, so that problems of one length still differ in how hard they are.
+    """
+    while True:
+        largest = rng.randint(3, 9)
+        problem = Problem(tuple(rng.randint(1, largest) for _ in range(terms)))
+        if split_of(problem.question) == split:
+            return problem
+
+
+def problem_set(seed: int, count: int, difficulty: Sequence[int], split: Split) -> list[Problem]:
+    """`count` distinct problems, the difficulties in turn, the same for the same arguments.
+
+    >>> [p.question for p in problem_set(0, 2, (3, 5), "heldout")]
+    ['3+2+2=', '5+1+6+3+2=']
+    """
+    rng = random.Random(f"{split}-{seed}")
+    problems: dict[str, Problem] = {}
+    for _ in range(50 * count):
+        if len(problems) == count:
+            break
+        problem = draw_problem(rng, difficulty[len(problems) % len(difficulty)], split)
+        problems.setdefault(problem.question, problem)
+    if len(problems) < count:
+        raise TaskError(
+            f"task.difficulty={list(difficulty)}: there are fewer than {count} different sums of so few terms; ask for "
+            "fewer (task.size, task.heldout) or for more terms"
+        )
+    return list(problems.values())
+
+
+def judge(answer: str, response: str) -> Verdict:
+    """Right if the response ends in `#` and the exact result.
+
+    >>> [judge("12", text).reason for text in ("7+5=12#12", "7+5=12", "7+5=13#13")]
+    ['match', 'no answer', 'wrong']
+    """
+    _, mark, given = response.rpartition("#")
+    if not mark:
+        return Verdict(False, "no answer")
+    right = given.strip() == answer
+    return Verdict(right, "match" if right else "wrong")
+
+
+class ArithmeticTask:
+    """Chains of sums for training, and others for evaluation."""
+
+    name = "arithmetic"
+
+    def __init__(self, settings: TaskSettings, seed: int) -> None:
+        if not settings.difficulty or min(settings.difficulty) < 2:
+            raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of terms, each 2 or more")
+        levels = settings.difficulty
+        self.train: Sequence[Query] = _queries(problem_set(seed, settings.size, levels, "train"))
+        self.heldout: Sequence[Query] = _queries(problem_set(HELDOUT_SEED, settings.heldout, levels, "heldout"))
+
+    def verify(self, query: Query, completion: str) -> Verdict:
+        return judge(query.answer, completion)
+
+
+def _queries(problems: Sequence[Problem]) -> list[Query]:
+    return [Query(problem.question, problem.question, problem.answer) for problem in problems]

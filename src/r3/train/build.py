@@ -1,0 +1,101 @@
+"""From a config to the parts of a run, with every bad input refused before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from r3.config import Config, ConfigError
+from r3.method.reflection import plain_prompt
+from r3.rollout.protocol import Engine, Sampling
+from r3.samples import IntArray, Query
+from r3.tasks import Task, load_task
+from r3.tasks.base import TaskError
+from r3.train.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of, before it has a directory."""
+
+    config: Config
+    task: Task
+    policy: Policy
+    engine: Engine
+    sampling: Sampling
+    heldout: Sequence[tuple[Query, IntArray]]
+
+
+def build(config: Config, *, adapters_from: Any = None) -> Parts:
+    """Load and check everything that a run needs."""
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    torch.manual_seed(config.run.seed)
+    task = load_task(config.task, config.run.seed)
+    check_task(task)
+    policy = Policy.load(config.model, adapters_from=adapters_from)
+    check_prompts(config, task, policy.tokenizer, policy.max_context)
+    if not policy.stop_tokens:
+        raise ConfigError(
+            f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
+            "token, so no answer could ever end; set eos_token in tokenizer_config.json"
+        )
+    sampling = Sampling(
+        max_tokens=config.rollout.max_tokens,
+        stop_tokens=policy.stop_tokens,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+    )
+    heldout = [(query, plain_prompt(query, policy.tokenizer)) for query in task.heldout]
+    return Parts(config, task, policy, make_engine(config, policy), sampling, heldout)
+
+
+def make_engine(config: Config, policy: Policy) -> Engine:
+    """The rollout engine that the config names; auto is the only one so far that runs everywhere."""
+    from r3.rollout.transformers import TransformersEngine
+
+    try:
+        return TransformersEngine(policy.base, max_rows=config.rollout.max_rows)
+    except ValueError as error:
+        raise ConfigError(f"rollout.engine={config.rollout.engine}: {error}") from error
+
+
+def check_task(task: Task) -> None:
+    """Something to train on, and nothing of it held out."""
+    if not task.train:
+        raise TaskError(f"task {task.name!r} has no training queries; check task.path and its filters")
+    shared = {query.id for query in task.train} & {query.id for query in task.heldout}
+    if shared:
+        raise TaskError(
+            f"task {task.name!r}: {len(shared)} held-out problems are also in the training data "
+            f"(e.g. {min(shared)!r}); evaluation would measure memory: remove them from one side"
+        )
+
+
+def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> int:
+    """Every prompt can be built and fits the model's context with the response; returns the longest prompt's tokens."""
+    chats = any(not isinstance(query.prompt, str) for query in task.train)
+    if chats and not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"model.path={config.model.path}: its tokenizer has no chat template, and the task's queries are chats; "
+            "set task.chat=false for plain-text prompts, or use a chat model"
+        )
+    longest, query_id = max((len(plain_prompt(query, tokenizer)), query.id) for query in task.train)
+    room = config.rollout.max_tokens
+    if max_context is not None and longest + room > max_context:
+        raise ConfigError(
+            f"the prompt of query {query_id!r} has {longest} tokens and rollout.max_tokens={room} asks for as many "
+            f"more, but the model's context is {max_context}; lower rollout.max_tokens to at most "
+            f"{max(0, max_context - longest)} or drop the long problems"
+        )
+    reflection = config.method.reflection
+    if reflection.enabled and max_context is not None and reflection.max_prompt_tokens + room > max_context:
+        raise ConfigError(
+            f"method.reflection.max_prompt_tokens={reflection.max_prompt_tokens} and rollout.max_tokens={room} exceed "
+            f"the model's context of {max_context}; lower one (reflection prompts are shortened to fit)"
+        )
+    return longest

@@ -1,0 +1,149 @@
+"""`r3 train --dry-run`: everything but the weights, and the arithmetic of memory and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from r3.config import Config, ConfigError
+from r3.tasks import load_task
+from r3.tasks.base import TaskError
+from r3.train.build import check_prompts, check_task
+from r3.train.policy import HEAD_CHUNK, load_model_config, load_tokenizer, resolve
+from r3.train.session import total_steps
+
+# Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
+_QWEN = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000,
+}
+KNOWN_SHAPES: dict[str, dict[str, Any]] = {
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+    },
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    },
+}
+
+
+def dry_run(config: Config) -> str:
+    """Check a config as far as possible without weights, and say what it would take."""
+    notes: list[str] = []
+    shape = _shape(config, notes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape)
+    parameters = sum(p.numel() for p in model.parameters())
+    queries = _queries(config, shape, notes)
+    lines = [
+        f"model      {config.model.path}: {parameters / 1e9:.2f} B parameters, {type(model).__name__}",
+        *_batch(config, queries),
+        *_memory(config, shape, parameters),
+        *(f"note       {note}" for note in notes),
+        "dry run passed: nothing was loaded, nothing was written",
+    ]
+    return "\n".join(lines)
+
+
+def _shape(config: Config, notes: list[str]) -> Any:
+    known = KNOWN_SHAPES.get(config.model.path)
+    if known is None:
+        return load_model_config(resolve(config.model.path), config.model)
+    try:  # what is on this machine comes before our table, the table before a wait for the network
+        return load_model_config(config.model.path, config.model, local_files_only=True)
+    except ConfigError:
+        notes.append(f"{config.model.path} is not on this machine; used its published shape")
+        options = dict(known)
+        return AutoConfig.for_model(options.pop("model_type"), **options)
+
+
+def _queries(config: Config, shape: Any, notes: list[str]) -> int | None:
+    """Number of training queries, checked against the tokenizer where both are here."""
+    try:
+        task = load_task(config.task, config.run.seed)
+    except TaskError as error:
+        notes.append(f"task not checked: {error}")
+        return None
+    check_task(task)
+    try:
+        tokenizer = load_tokenizer(
+            resolve(config.model.path), config.model, local_files_only=config.model.path in KNOWN_SHAPES
+        )
+    except ConfigError:
+        notes.append("prompts not checked: the tokenizer is not on this machine")
+        return len(task.train)
+    longest = check_prompts(config, task, tokenizer, getattr(shape.get_text_config(), "max_position_embeddings", None))
+    notes.append(f"longest prompt: {longest} tokens")
+    return len(task.train)
+
+
+def _batch(config: Config, queries: int | None) -> list[str]:
+    rollout, train = config.rollout, config.train
+    samples = train.queries_per_step * rollout.group_size
+    tokens = samples * rollout.max_tokens
+    steps = "unknown" if queries is None else f"{total_steps(config, queries * train.epochs):,}"
+    return [
+        f"method     {config.method.name}: replay {_on(config.method.replay.enabled)}, reflection "
+        f"{_on(config.method.reflection.enabled)}, ranking {_on(config.method.ranking.enabled)}, resampling "
+        f"{_on(config.method.resample.enabled)}, objective {config.method.objective.name}",
+        f"task       {config.task.name}: {'unknown' if queries is None else f'{queries:,}'} queries, "
+        f"{train.epochs} epochs, {steps} steps",
+        f"batch      {train.queries_per_step} queries × {rollout.group_size} samples = {samples:,} responses a step, "
+        f"at most {tokens:,} tokens",
+        f"update     {train.updates_per_batch} a batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
+        f"at most {-(-tokens // train.tokens_per_microbatch):,} of them",
+    ]
+
+
+def _on(enabled: bool) -> str:
+    return "on" if enabled else "off"
+
+
+def _memory(config: Config, shape: Any, parameters: int) -> list[str]:
+    """Bytes by what they are for: weights, gradients, optimiser, activations, logits, cache."""
+    text = shape.get_text_config()
+    width = 4 if config.model.dtype == "float32" else 2
+    trained = _lora_parameters(config, text) if config.model.lora.enabled else parameters
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    cache_token = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * width
+    rows = min(config.rollout.max_rows, config.train.queries_per_step * config.rollout.group_size)
+    budget = max(config.train.tokens_per_microbatch, config.rollout.max_tokens)
+    # With checkpointing a layer keeps its input; without, about 16 tensors of hidden size and 3 of the MLP's.
+    per_layer = 1 if config.model.gradient_checkpointing else 16 + 3 * text.intermediate_size / text.hidden_size
+    activations = budget * text.hidden_size * text.num_hidden_layers * per_layer * width
+    parts = {
+        "weights": parameters * width,
+        "gradients": trained * width,
+        "optimiser (float32 masters and two moments)": trained * (12 if width == 2 else 8),
+        f"activations of {budget:,} tokens (estimate)": activations,
+        f"logits of {HEAD_CHUNK} positions": 3 * HEAD_CHUNK * text.vocab_size * 4,
+        f"KV cache of {rows} rows × {config.rollout.max_tokens:,} tokens (upper bound)": rows
+        * config.rollout.max_tokens
+        * cache_token,
+    }
+    lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
+    return [*lines, f"memory     {sum(parts.values()) / 1e9:8.2f} GB  in all"]
+
+
+def _lora_parameters(config: Config, text: Any) -> int:
+    """Adapters on every linear layer of the blocks (all-linear), the usual choice."""
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads, kv = text.num_attention_heads * head_dim, text.num_key_value_heads * head_dim
+    hidden, mlp = text.hidden_size, text.intermediate_size
+    sides = 2 * (hidden + heads) + 2 * (hidden + kv) + 3 * (hidden + mlp)
+    return int(config.model.lora.rank * sides * text.num_hidden_layers)

@@ -1,0 +1,149 @@
+"""Algorithm 1. `Trainer.train_step` is the paper's loop body, in its order; what it calls lives in other rooms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from r3.buffer import SampleBuffer
+from r3.config import Config
+from r3.method.reflection import hardness, plain_prompt, reflect
+from r3.method.replay import wanted_outcome
+from r3.method.step import StepResult, is_mixed, step
+from r3.samples import Group, IntArray, Query, Sample
+from r3.tasks.base import Task
+from r3.train.metrics import step_metrics
+from r3.train.sampler import Prompt, Sampler, seed_of
+from r3.train.stream import QueryStream
+from r3.train.update import Updater
+
+Batch = Sequence[tuple[Query, int]]
+
+
+class Trainer:
+    """The state of a run, and one step of it."""
+
+    def __init__(
+        self, config: Config, task: Task, stream: QueryStream, sampler: Sampler, buffer: SampleBuffer, updater: Updater
+    ) -> None:
+        self.config = config
+        self.task = task
+        self.stream = stream
+        self.sampler = sampler
+        self.buffer = buffer
+        self.updater = updater
+        self.tokenizer = updater.policy.tokenizer
+        self.step = 0
+        self.version = 0
+        """Optimiser updates made so far: the policy's version."""
+        self._prompts: dict[str, IntArray] = {}
+        self._seconds: dict[str, float] = {}
+        self._reflections: dict[str, int] = {}
+
+    def train_step(self) -> tuple[StepResult, dict[str, Any]]:
+        """One pass through Algorithm 1: a batch D_b from prompts to an updated policy. Returns it and its metrics."""
+        self.step += 1
+        self._seconds = {}
+        started = time.perf_counter()
+        batch = self.stream.take(self.config.train.queries_per_step)
+        with self._timed("prompts"):
+            prompts = self.plain_prompts(batch) + self.reflection_prompts(batch)  # ISR: hard queries reflect
+        with self._timed("rollout"):
+            groups = self.sample(prompts)  # a group per prompt, verified as responses finish
+            groups += self.resample(groups)  # DAPO: other queries for groups without variance
+        with self._timed("history"):
+            history = self.history(groups)  # what replay may choose from
+        with self._timed("method"):
+            result = step(  # SERR, CCR, Eq. 3
+                groups,
+                self.config.method,
+                history=history,
+                policy_version=self.version,
+                seed=self.config.run.seed,
+            )
+        with self._timed("buffer"):
+            self.buffer.add(result.samples)  # S ← S ∪ D_b's responses
+        with self._timed("update"):
+            seed = (self.config.run.seed, self.step)
+            report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
+        self.version += report.updates + report.skipped
+        self._seconds["step"] = time.perf_counter() - started
+        metrics = step_metrics(result, report, self._seconds, self._reflections)
+        progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
+        return result, {**progress, **metrics}
+
+    def plain_prompts(self, batch: Batch) -> list[Prompt]:
+        """Every query as it is."""
+        return [Prompt(query, epoch, self.plain_tokens(query)) for query, epoch in batch]
+
+    def reflection_prompts(self, batch: Batch) -> list[Prompt]:
+        """A second prompt for each hard query of the batch, showing one of its past failures (ISR)."""
+        settings = self.config.method.reflection
+        rates = self.buffer.success_rate([query.id for query, _ in batch]) if settings.enabled else {}
+        reasons = [hardness(rates.get(query.id), epoch, settings) for query, epoch in batch]
+        hard = [pair for pair, reason in zip(batch, reasons, strict=True) if reason == "built"]
+        failures = self.buffer.history([query.id for query, _ in hard], outcome=False) if hard else {}
+        self._reflections = {reason: reasons.count(reason) for reason in set(reasons) - {"built"}}
+        prompts = []
+        for query, epoch in hard:
+            rng = np.random.default_rng(seed_of(f"{self.config.run.seed}/{self.step}/{query.id}/reflect"))
+            made = reflect(query, failures[query.id], self.tokenizer, settings, rng=rng)
+            self._reflections[made.reason] = self._reflections.get(made.reason, 0) + 1
+            if made.prompt is not None and made.context is not None:
+                prompts.append(Prompt(query, epoch, made.prompt, made.context, self.plain_tokens(query)))
+        return prompts
+
+    def sample(self, prompts: Sequence[Prompt], rounds: int = 0) -> list[Group]:
+        """A verified group for each prompt."""
+        seed = f"{self.config.run.seed}/{self.step}/{rounds}"
+        return self.sampler.sample(prompts, step=self.step, version=self.version, seed=seed)
+
+    def resample(self, groups: Sequence[Group]) -> list[Group]:
+        """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""
+        settings = self.config.method.resample
+        more: list[Group] = []
+        if not settings.enabled:
+            return more
+        for rounds in range(1, settings.max_rounds + 1):
+            missing = self.config.train.queries_per_step - sum(is_mixed(group) for group in [*groups, *more])
+            batch = self.stream.take(max(0, missing))
+            if not batch:
+                break
+            more += self.sample(self.plain_prompts(batch), rounds)
+        return more
+
+    def history(self, groups: Sequence[Group]) -> Mapping[str, Sequence[Sample]]:
+        """Past samples of the opposite outcome for every homogeneous group, as far as the age cap reaches."""
+        settings = self.config.method.replay
+        since = None if settings.max_age is None else self.version - settings.max_age
+        found: dict[str, list[Sample]] = {}
+        for outcome in (True, False):
+            ids = [group.query.id for group in groups if wanted_outcome(group, settings) is outcome]
+            for query_id, samples in self._read_history(ids, outcome, since).items():
+                found.setdefault(query_id, []).extend(samples)
+        return found
+
+    def _read_history(self, ids: Sequence[str], outcome: bool, since: int | None) -> dict[str, list[Sample]]:
+        if not ids:
+            return {}
+        settings = self.config.method.replay
+        young = self.buffer.history(ids, outcome=outcome, limit=settings.candidates, since_version=since, distinct=True)
+        # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
+        bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
+        older = self.buffer.history(bare, outcome=outcome, limit=1) if bare else {}
+        return {**young, **older}
+
+    def plain_tokens(self, query: Query) -> IntArray:
+        if query.id not in self._prompts:
+            self._prompts[query.id] = plain_prompt(query, self.tokenizer)
+        return self._prompts[query.id]
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[stage] = time.perf_counter() - started

@@ -1,0 +1,92 @@
+"""AdamW with float32 state for parameters of any type, a schedule, clipping, and a guard against bad gradients.
+
+Parameters in bfloat16 get a float32 master copy that AdamW steps; the result is rounded back into the parameters, which
+the rollout engine reads in place. Parameters in float32 are stepped themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from r3.config import TrainSettings
+
+
+def learning_rate(update: int, total: int, settings: TrainSettings) -> float:
+    """Rate of the update with this number (from 0): linear warm-up to the peak, then the chosen decay.
+
+    >>> s = TrainSettings(learning_rate=1.0, warmup_updates=2, decay="linear")
+    >>> [learning_rate(u, 6, s) for u in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    peak, warmup = settings.learning_rate, settings.warmup_updates
+    if update < warmup:
+        return peak * (update + 1) / warmup
+    done = min(1.0, (update - warmup) / max(1, total - warmup))
+    if settings.decay == "linear":
+        return peak * (1 - done)
+    if settings.decay == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * done))
+    return peak
+
+
+class Optimiser:
+    """Steps the trainable parameters; `step` returns the gradient norm, or None for an update that was skipped."""
+
+    def __init__(self, parameters: Iterable[Tensor], settings: TrainSettings, total_updates: int) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
+        self.settings = settings
+        self.total_updates = total_updates
+        self.adamw = torch.optim.AdamW(
+            self.masters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            foreach=True,
+        )
+
+    def step(self, update: int) -> tuple[float, float] | None:
+        """One update from the accumulated gradients: (gradient norm, learning rate), or None if they are not finite.
+
+        A skipped update leaves parameters and state as they were.
+        """
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
+        rate = learning_rate(update, self.total_updates, self.settings)
+        finite = math.isfinite(norm)
+        if finite:
+            for group in self.adamw.param_groups:
+                group["lr"] = rate
+            self.adamw.step()
+            self._write_back()
+        self.clear()
+        return (norm, rate) if finite else None
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def clear(self) -> None:
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """Everything an exact resume needs: AdamW's moments, and the masters where they are not the parameters."""
+        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        return {"adamw": self.adamw.state_dict(), "masters": own}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.adamw.load_state_dict(state["adamw"])
+        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        for master, saved in zip(own, state["masters"], strict=True):
+            master.copy_(saved)
+        self._write_back()

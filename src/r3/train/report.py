@@ -1,0 +1,94 @@
+"""The table at the end of a run: was it worth it, what did each mechanism do, what next."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from r3.evaluate.intervals import Accuracy
+from r3.run import read_metrics
+from r3.run.directory import RunFiles
+
+
+def print_report(directory: Path) -> None:
+    """Print the summary of a finished run to standard output."""
+    lines = list(read_metrics(RunFiles(directory).metrics_path))
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    for title, rows in summary(lines).items():
+        print(f"\n{bold}{title}{plain}")
+        width = max(len(label) for label, _ in rows)
+        for label, value in rows:
+            print(f"  {label:<{width}}  {value}")
+    print(f"\n{bold}Run directory{plain}  {directory}")
+    print(f"{bold}Next{plain}")
+    print(f"  the trained policy       {_policy(directory)}")
+    print(f"  its curves               tensorboard --logdir {directory}/tensorboard")
+    print(f"  every answer it gave     r3 buffer stats {directory}/buffer.sqlite")
+    print("  the same with GRPO       r3 train method=grpo")
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, str]]]:
+    """The tables of a run's metrics, as titles with rows of label and text."""
+    evaluated = [line for line in lines if "heldout/right" in line]
+    steps = [line for line in lines if line["step"] > 0]
+    tables: dict[str, list[tuple[str, str]]] = {}
+    if evaluated:
+        rows = [("before training", _accuracy(evaluated[0]))]
+        if len(evaluated) > 1:
+            rows.append((f"after step {evaluated[-1]['step']:.0f}", _accuracy(evaluated[-1])))
+        tables["Held-out accuracy: right / problems, 95 % interval"] = rows
+    if steps:
+        tables["How often each mechanism acted"] = _mechanisms(steps)
+        tables["Groups that teach nothing by themselves"] = [
+            ("solve-none, first → last steps", _trend(steps, "solve_none")),
+            ("solve-all, first → last steps", _trend(steps, "solve_all")),
+            ("truncated answers, first → last steps", _trend(steps, "truncated")),
+        ]
+        tables["Work"] = [
+            ("steps", f"{len(steps)}"),
+            ("tokens generated", f"{_total(steps, 'tokens/generated'):,.0f}"),
+            ("time", f"{_total(steps, 'seconds/step'):.0f} s in training steps"),
+        ]
+    return tables
+
+
+def _mechanisms(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    replayed, joined = _total(steps, "replay/samples"), _total(steps, "replay/joined")
+    reflected, solved = _total(steps, "groups/reflection"), _total(steps, "reflection/solved")
+    ranked, in_groups = _total(steps, "ranking/samples"), _total(steps, "ranking/groups")
+    crossed = _total(steps, "replay/cross_context")
+    return [
+        ("replay", f"{replayed:.0f} past answers joined {joined:.0f} groups ({crossed:.0f} first found in reflection)"),
+        ("reflection", f"{reflected:.0f} groups with a past failure shown, {solved:.0f} of them with a right answer"),
+        ("ranking", f"{ranked:.0f} truncated answers ranked in {in_groups:.0f} groups"),
+        ("groups that taught", f"{_total(steps, 'groups/teaching'):.0f} of {_total(steps, 'groups'):.0f}"),
+    ]
+
+
+def _accuracy(line: Mapping[str, Any]) -> str:
+    return str(Accuracy(int(line["heldout/right"]), int(line["heldout/total"])))
+
+
+def _trend(steps: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Means over the first and the last tenth of the steps."""
+    tenth = max(1, len(steps) // 10)
+    first, last = (_mean([line.get(key, math.nan) for line in part]) for part in (steps[:tenth], steps[-tenth:]))
+    return f"{first:.0%} → {last:.0%}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _total(steps: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(sum(line.get(key, 0.0) for line in steps))
+
+
+def _policy(directory: Path) -> str:
+    steps = RunFiles(directory).checkpoints.steps()
+    return f"{directory}/checkpoints/step-{steps[-1]:06d}/policy" if steps else "none"

@@ -1,0 +1,93 @@
+"""From prompts to verified groups: every response is judged as soon as it is finished, while others are generated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from r3.method.reward import reward_parts
+from r3.method.settings import RewardSettings
+from r3.rollout.protocol import Engine, Request, Response, Sampling
+from r3.samples import PLAIN, Context, Group, IntArray, Query, Sample
+from r3.tasks.base import Task, Verdict
+
+TRUNCATED = Verdict(False, "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A query under one of its prompts, to be answered by a group."""
+
+    query: Query
+    epoch: int
+    tokens: IntArray
+    context: Context = PLAIN
+    plain_tokens: IntArray | None = None
+
+
+class Sampler:
+    """Draws a group for every prompt, verifies and rewards it."""
+
+    def __init__(
+        self, engine: Engine, task: Task, tokenizer: Any, sampling: Sampling, reward: RewardSettings, group_size: int
+    ) -> None:
+        self.engine = engine
+        self.task = task
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.reward = reward
+        self.group_size = group_size
+        self._judges = ThreadPoolExecutor(2, thread_name_prefix="r3-verify")
+
+    def sample(self, prompts: Sequence[Prompt], *, step: int, version: int, seed: str) -> list[Group]:
+        """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's place."""
+        requests = [
+            Request(prompt.tokens, self.group_size, seed_of(f"{seed}/{place}")) for place, prompt in enumerate(prompts)
+        ]
+        answers: list[list[Future[Sample] | None]] = [[None] * self.group_size for _ in prompts]
+        for response in self.engine.generate(requests, self.sampling):
+            judged = self._judges.submit(self._judged, prompts[response.request], response, step, version)
+            answers[response.request][response.index] = judged
+        return [
+            Group(
+                prompt.query,
+                tuple(judged.result() for judged in row if judged is not None),
+                prompt.tokens,
+                prompt.context,
+                prompt.plain_tokens,
+            )
+            for prompt, row in zip(prompts, answers, strict=True)
+        ]
+
+    def _judged(self, prompt: Prompt, response: Response, step: int, version: int) -> Sample:
+        text = self.tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
+        truncated = response.finish == "length"
+        verdict = TRUNCATED if truncated else self.task.verify(prompt.query, text)
+        parts = reward_parts(verdict.right, len(response.tokens), self.reward)
+        return Sample(
+            prompt.query.id,
+            response.tokens,
+            response.logprobs,
+            response.entropies,
+            finish=response.finish,
+            outcome=verdict.right,
+            reward=sum(parts.values()),
+            reward_parts=parts,
+            context=prompt.context,
+            policy_version=version,
+            step=step,
+            epoch=prompt.epoch,
+            text=text,
+            verdict=verdict.reason,
+        )
+
+    def close(self) -> None:
+        self._judges.shutdown(cancel_futures=True)
+
+
+def seed_of(name: str) -> int:
+    """A 63-bit seed that any change of the name changes."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,255 @@
+"""A run from its first step to its last: directory, checkpoints, progress, evaluation, stopping and resuming."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from r3.buffer import SampleBuffer
+from r3.config import Config, ConfigError, dump
+from r3.evaluate.heldout import evaluate
+from r3.method.step import StepResult
+from r3.rollout.protocol import Sampling
+from r3.run import (
+    Checkpoint,
+    Progress,
+    RunDirectory,
+    RunError,
+    RunFiles,
+    Sink,
+    StopRequested,
+    open_sinks,
+    resume_command,
+)
+from r3.train.build import Parts, build
+from r3.train.loop import Trainer
+from r3.train.optimiser import Optimiser
+from r3.train.policy import Policy
+from r3.train.rows import rollout_rows
+from r3.train.sampler import Sampler
+from r3.train.stream import QueryStream
+from r3.train.update import Updater
+
+log = logging.getLogger(__name__)
+
+SHOWN = {
+    "reward": "reward",
+    "accuracy": "accuracy",
+    "solve none": "solve_none",
+    "solve all": "solve_all",
+    "entropy": "entropy",
+    "tokens/s": "tokens_per_second",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended."""
+
+    directory: Path
+    step: int
+    stopped_by: str | None
+    """The signal that stopped it, or None if it ran to its end."""
+
+
+def train(config: Config, resume: Path | None = None) -> Finished:
+    """Train as the config says; with `resume`, go on with the run in that directory."""
+    checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None else None
+    adapters = checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
+    parts = build(config, adapters_from=adapters)
+    if resume is not None:
+        directory = RunDirectory.open(resume)
+    else:
+        directory = RunDirectory.create(run_path(config), dump(config), seed=config.run.seed)
+    with directory:
+        if resume is not None:
+            checkpoint = directory.checkpoints.latest()  # again: now nobody else can change it
+            _go_back(directory, checkpoint)
+        buffer = SampleBuffer(directory.buffer_path, per_query=config.buffer.per_query, total=config.buffer.total)
+        with buffer:
+            return _Session(parts, directory, buffer, checkpoint, resumed=resume is not None).run()
+
+
+def _go_back(directory: RunDirectory, checkpoint: Checkpoint | None) -> None:
+    """Take the run's files back to the checkpoint, if they reach up to it."""
+    last = directory.metrics.last_step
+    if checkpoint is not None and (last is None or last < checkpoint.step):
+        raise RunError(
+            f"{directory.metrics_path}: ends at step {last}, before the checkpoint of step {checkpoint.step}: lines "
+            f"are missing; restore the file from a backup, or remove the checkpoints after step {last} to go back there"
+        )
+    directory.rewind(checkpoint.step if checkpoint is not None else -1)
+
+
+def run_path(config: Config) -> Path:
+    """run.dir with its names filled in."""
+    try:
+        name = config.run.dir.format(method=config.method.name, task=config.task.name, seed=config.run.seed)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in"
+        ) from error
+    return Path(name)
+
+
+class _Session:
+    """The loop around `Trainer.train_step`."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        directory: RunDirectory,
+        buffer: SampleBuffer,
+        checkpoint: Checkpoint | None,
+        *,
+        resumed: bool,
+    ) -> None:
+        self.parts, self.config, self.directory, self.buffer = parts, parts.config, directory, buffer
+        config = parts.config
+        if config.method.objective.kl > 0:
+            parts.policy.keep_reference()
+        stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
+        self.total_steps = total_steps(config, len(stream))
+        optimiser = Optimiser(
+            parts.policy.model.parameters(), config.train, self.total_steps * config.train.updates_per_batch
+        )
+        updater = Updater(parts.policy, optimiser, config.method.objective, config.train, config.rollout.temperature)
+        sampler = Sampler(
+            parts.engine,
+            parts.task,
+            parts.policy.tokenizer,
+            parts.sampling,
+            config.reward,
+            config.rollout.group_size,
+        )
+        self.trainer = Trainer(config, parts.task, stream, sampler, buffer, updater)
+        if checkpoint is not None:
+            restore(self.trainer, optimiser, checkpoint)
+        buffer.forget_after(self.trainer.step)
+        names = [name for name in ("tensorboard", "wandb", "trackio") if getattr(config.run, name)]
+        self.sinks: list[Sink] = open_sinks(
+            names,
+            directory,
+            config=config.model_dump(mode="json"),
+            resumed_at=self.trainer.step if resumed else None,
+        )
+
+    def run(self) -> Finished:
+        past = list(self.directory.metrics.read())
+        try:
+            with Progress(self.total_steps, SHOWN, past=past) as progress, StopRequested() as stop:
+                if self.directory.metrics.last_step is None:
+                    progress.say(f"run directory: {self.directory.path}")
+                    progress.phase("evaluating before training")
+                    self._record(0, self._evaluation())
+                while not self._finished and not stop:
+                    self._step(progress)
+                if stop:
+                    progress.say("stopping: writing a checkpoint")
+                if self.trainer.step not in self.directory.checkpoints.steps():
+                    self._checkpoint()
+        finally:
+            self.trainer.sampler.close()
+            for sink in self.sinks:
+                sink.close()
+        if stop:
+            log.warning("stopped after step %d; go on with: %s", self.trainer.step, resume_command(self.directory.path))
+        return Finished(self.directory.path, self.trainer.step, stop.name)
+
+    @property
+    def _finished(self) -> bool:
+        return self.trainer.stream.exhausted or self.trainer.step >= (self.config.train.steps or self.total_steps)
+
+    def _step(self, progress: Progress) -> None:
+        run, every = self.config.run, self.config.evaluate.every
+        progress.phase("training")
+        result, metrics = self.trainer.train_step()
+        self.parts.engine.release()
+        step = self.trainer.step
+        if self._finished or (every and step % every == 0):
+            progress.phase("evaluating")
+            metrics |= self._evaluation()
+        self._save_rollouts(step, result)
+        self._record(step, metrics)
+        progress.update(step, metrics)
+        if step % run.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _evaluation(self) -> dict[str, float]:
+        """Held-out accuracy under the plain prompt, asked in the same way every time."""
+        if not self.parts.heldout:
+            return {}
+        settings = self.config.evaluate
+        sampling = Sampling(
+            max_tokens=self.config.rollout.max_tokens,
+            stop_tokens=self.parts.sampling.stop_tokens,
+            temperature=settings.temperature,
+        )
+        found = evaluate(
+            self.parts.engine,
+            self.parts.task,
+            self.parts.heldout,
+            self.parts.policy.tokenizer,
+            sampling,
+            samples=settings.samples,
+            seed=self.config.run.seed,
+        )
+        return found.metrics()
+
+    def _record(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.directory.metrics.append(step, metrics)
+        for sink in self.sinks:
+            sink.log(step, metrics)
+
+    def _save_rollouts(self, step: int, result: StepResult) -> None:
+        every = self.config.run.rollouts_every
+        if every and step % every == 0:
+            rows = rollout_rows(result, self.parts.policy.tokenizer, self.config.run.rollouts_groups)
+            self.directory.rollouts.write(step, rows)
+
+    def _checkpoint(self) -> None:
+        checkpoints = self.directory.checkpoints
+        checkpoints.write(self.trainer.step, lambda folder: save(self.trainer, folder))
+        checkpoints.prune(self.config.run.keep_checkpoints)
+        self.buffer.settle(min(checkpoints.steps()))
+
+
+def total_steps(config: Config, queries: int) -> int:
+    """Steps of the whole run; with resampling, which reads ahead, at most so many."""
+    steps = -(-queries // config.train.queries_per_step)
+    return steps if config.train.steps is None else min(steps, config.train.steps)
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """A checkpoint: the policy in Hugging Face format, and what else an exact resume needs."""
+    trainer.updater.policy.save(folder / "policy")
+    state = {
+        "step": trainer.step,
+        "version": trainer.version,
+        "position": trainer.stream.position,
+        "bad_in_a_row": trainer.updater.bad_in_a_row,
+        "optimiser": trainer.updater.optimiser.state(),
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    torch.save(state, folder / "trainer.pt")
+
+
+def restore(trainer: Trainer, optimiser: Optimiser, checkpoint: Checkpoint) -> None:
+    """Put a trainer into the state of a checkpoint."""
+    policy: Policy = trainer.updater.policy
+    state = torch.load(checkpoint.path / "trainer.pt", map_location="cpu", weights_only=True)
+    if not policy.settings.lora.enabled:  # adapters were loaded with the policy
+        policy.load_weights(checkpoint.path / "policy")
+    optimiser.load(state["optimiser"])
+    trainer.step, trainer.version = state["step"], state["version"]
+    trainer.stream.position = state["position"]
+    trainer.updater.bad_in_a_row = state["bad_in_a_row"]
+    torch.set_rng_state(state["rng"])
+    if state["cuda_rng"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda_rng"])

@@ -1,0 +1,52 @@
+"""The order of queries: a seeded shuffle an epoch, as a pure function of the position.
+
+The position is all there is to save: a resumed run reads the very queries it would have read, and reading ahead
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from r3.samples import Query
+
+
+class QueryStream:
+    """Queries in training order, epoch after epoch."""
+
+    def __init__(self, queries: Sequence[Query], *, seed: int, epochs: int) -> None:
+        self.queries = queries
+        self.seed = seed
+        self.epochs = epochs
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self.queries) * self.epochs
+
+    @property
+    def exhausted(self) -> bool:
+        return self.position >= len(self)
+
+    def epoch_at(self, position: int) -> int:
+        """The epoch (from 1) of a position."""
+        return position // len(self.queries) + 1
+
+    def take(self, count: int) -> list[tuple[Query, int]]:
+        """The next `count` queries (fewer at the end of the last epoch), each with its epoch."""
+        end = min(self.position + count, len(self))
+        taken = [self._at(position) for position in range(self.position, end)]
+        self.position = end
+        return taken
+
+    def _at(self, position: int) -> tuple[Query, int]:
+        epoch = self.epoch_at(position)
+        order = _order(self.seed, epoch, len(self.queries))
+        return self.queries[int(order[position % len(self.queries)])], epoch
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.random.default_rng([seed, epoch]).permutation(n)

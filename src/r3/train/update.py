@@ -1,0 +1,189 @@
+"""The update: weighted samples in, optimiser steps out. It is blind to the method.
+
+Samples are packed into micro-batches by a token budget. The rollout's own log-probs are the behaviour log-probs, so one
+update a batch needs one forward and one backward, nothing else. Only with several updates a batch are the log-probs of
+replayed samples and of those drawn under another prompt computed beforehand (the policy moves in between).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from r3.config import TrainSettings
+from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
+from r3.method.settings import ObjectiveSettings
+from r3.method.step import WeightedSample
+from r3.train.optimiser import Optimiser
+from r3.train.packing import pack
+from r3.train.policy import Policy, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+class Diverged(RuntimeError):
+    """Too many updates in a row had NaN or infinite gradients."""
+
+
+@dataclass
+class UpdateReport:
+    """What the update did, for the metrics."""
+
+    updates: int = 0
+    skipped: int = 0
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    learning_rate: float = 0.0
+    entropy: float = 0.0
+    tokens: int = 0
+    microbatches: int = 0
+    diagnostics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OldLogprobs:
+    """Per weighted sample, where computed: log-probs at the start of the step, and under the reference policy."""
+
+    proximal: dict[int, Tensor]
+    reference: dict[int, Tensor]
+
+
+class Updater:
+    """Trains the policy on weighted samples."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimiser: Optimiser,
+        objective: ObjectiveSettings,
+        settings: TrainSettings,
+        temperature: float,
+    ) -> None:
+        self.policy = policy
+        self.optimiser = optimiser
+        self.objective = objective
+        self.settings = settings
+        self.temperature = temperature
+        self.bad_in_a_row = 0
+
+    def update(self, weighted: Sequence[WeightedSample], *, version: int, seed: Sequence[int]) -> UpdateReport:
+        """Make `updates_per_batch` optimiser updates; `version` is the number of updates made before."""
+        report = UpdateReport()
+        if not weighted:
+            return report
+        parts = self._split(len(weighted), seed)
+        old = self._old_logprobs(weighted, several=len(parts) > 1)
+        seen: list[Diagnostics] = []
+        entropies: list[Tensor] = []
+        self.policy.base.train()
+        for number, part in enumerate(parts):
+            loss = torch.zeros((), device=self.policy.device)
+            for chosen in self._microbatches(weighted, part):
+                # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
+                batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
+                loss += batch_loss
+                seen.append(diagnostics)
+                entropies.append(entropy)
+                report.microbatches += 1
+            self._step(version + number, float(loss), report)
+        self.policy.base.eval()
+        report.diagnostics = Diagnostics.merge(seen).summary()
+        report.entropy = float(torch.cat(entropies).mean())
+        report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
+        return report
+
+    def _split(self, n: int, seed: Sequence[int]) -> list[list[int]]:
+        """Disjoint shares of the batch, one per update, drawn without order."""
+        updates = min(self.settings.updates_per_batch, n)
+        order = np.random.default_rng(list(seed)).permutation(n) if updates > 1 else np.arange(n)
+        return [share.tolist() for share in np.array_split(order, updates)]
+
+    def _microbatches(self, weighted: Sequence[WeightedSample], part: Sequence[int]) -> list[list[int]]:
+        lengths = [len(weighted[i].prompt) + len(weighted[i].sample) for i in part]
+        return [[part[j] for j in batch] for batch in pack(lengths, self.settings.tokens_per_microbatch)]
+
+    def _backward(
+        self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, scale: float
+    ) -> tuple[Tensor, Diagnostics, Tensor]:
+        samples = [weighted[i] for i in chosen]
+        statistics = self.policy.statistics([_sequence(w) for w in samples], temperature=self.temperature)
+        batch = token_batch(samples, self.policy.device, _joined(old.proximal, chosen), _joined(old.reference, chosen))
+        result = policy_loss(statistics.logprobs_T, batch, self.objective)
+        (result.loss * scale).backward()
+        return result.loss.detach(), result.diagnostics, statistics.entropies_T.detach()
+
+    def _step(self, update: int, loss: float, report: UpdateReport) -> None:
+        done = self.optimiser.step(update)
+        if done is None:
+            self.bad_in_a_row += 1
+            report.skipped += 1
+            log.warning("update %d skipped: its gradient is not finite (%d in a row)", update, self.bad_in_a_row)
+            if self.bad_in_a_row >= self.settings.max_bad_updates:
+                raise Diverged(
+                    f"{self.bad_in_a_row} updates in a row had NaN or infinite gradients: lower train.learning_rate or "
+                    "train.max_grad_norm and resume from the last checkpoint"
+                )
+            return
+        self.bad_in_a_row = 0
+        norm, report.learning_rate = done
+        report.updates += 1
+        report.losses.append(loss)
+        report.grad_norms.append(norm)
+
+    @torch.no_grad()
+    def _old_logprobs(self, weighted: Sequence[WeightedSample], *, several: bool) -> OldLogprobs:
+        proximal: dict[int, Tensor] = {}
+        reference: dict[int, Tensor] = {}
+        if several:
+            moved = [i for i, w in enumerate(weighted) if w.origin == "replayed" or w.other_context]
+            proximal = self._logprobs(self.policy, weighted, moved)
+            for i, w in enumerate(weighted):
+                if i not in proximal:
+                    proximal[i] = torch.from_numpy(w.sample.logprobs.copy()).to(self.policy.device)
+        if self.objective.kl > 0:
+            with self.policy.reference() as frozen:
+                reference = self._logprobs(frozen, weighted, range(len(weighted)))
+        return OldLogprobs(proximal, reference)
+
+    def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        for chosen in self._microbatches(weighted, which) if which else []:
+            logprobs_T = policy.statistics(
+                [_sequence(weighted[i]) for i in chosen], temperature=self.temperature
+            ).logprobs_T
+            lengths = [len(weighted[i].sample) for i in chosen]
+            found.update(zip(chosen, logprobs_T.split(lengths), strict=True))
+        return found
+
+
+def token_batch(
+    samples: Sequence[WeightedSample],
+    device: torch.device,
+    proximal_T: Tensor | None = None,
+    reference_T: Tensor | None = None,
+) -> TokenBatch:
+    """The packed response tokens of these samples, as the objective wants them."""
+    lengths = torch.tensor([len(w.sample) for w in samples])
+    return TokenBatch(
+        sequence_T=torch.repeat_interleave(torch.arange(len(samples)), lengths).to(device),
+        behaviour_T=torch.from_numpy(np.concatenate([w.sample.logprobs for w in samples])).to(device),
+        advantage_S=torch.tensor([w.advantage for w in samples], dtype=torch.float32, device=device),
+        weight_S=torch.tensor([w.weight for w in samples], dtype=torch.float32, device=device),
+        origin_S=torch.tensor([ORIGINS.index(w.origin) for w in samples], device=device),
+        other_context_S=torch.tensor([w.other_context for w in samples], device=device),
+        proximal_T=proximal_T,
+        reference_T=reference_T,
+    )
+
+
+def _sequence(weighted: WeightedSample) -> Trajectory:
+    return Trajectory(weighted.prompt, weighted.sample.tokens)
+
+
+def _joined(found: dict[int, Tensor], chosen: Sequence[int]) -> Tensor | None:
+    return torch.cat([found[i] for i in chosen]) if found else None

@@ -1,0 +1,177 @@
+"""The run directory: made once, held by one process, refused with a reason, taken back to a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r3.run import RunDirectory, RunError, RunFiles, read_metrics
+from tests.run.faults import SmallDisk, python, save
+
+HOLD = """if True:
+    import os, sys
+    from r3.run import RunDirectory
+    held = RunDirectory.create(sys.argv[1], "", seed=1)
+    {more}
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def make(path: Path, steps: int = 0) -> RunDirectory:
+    """A run that is open, with that many steps and a checkpoint every second one."""
+    run = RunDirectory.create(path, "seed: 3\n", seed=3, command=["r3", "train"])
+    for step in range(1, steps + 1):
+        run.metrics.append(step, {"reward": step})
+        run.rollouts.write(step, [{"text": "é", "reward": float("nan")}, {"text": "b"}])
+        if step % 2 == 0:
+            run.checkpoints.write(step, lambda folder, step=step: save(folder, step))
+    return run
+
+
+def refusal(action: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    with pytest.raises(RunError) as caught:
+        action(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_new_run_says_what_made_it(tmp_path: Path) -> None:
+    with make(tmp_path / "runs" / "first") as run:
+        assert RunFiles(run.path).read_config() == "seed: 3\n"
+        info = RunFiles(run.path).read_info()
+    assert info["format"] == 1
+    assert info["seed"] == 3
+    assert info["command"] == ["r3", "train"]
+    assert set(info["versions"]) == {"r3", "python", "torch", "transformers", "numpy"}
+    assert info["created"].endswith("+00:00")
+    assert sorted(os.listdir(run.path)) == ["config.yaml", "lock", "metrics.jsonl", "run.json"]
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    message = refusal(RunDirectory.create, tmp_path, "", seed=1)
+    assert message == (
+        f"{tmp_path}: not empty and not a run directory (1 entries, among them 'config.yaml'); choose another run.dir"
+    )
+    assert "not a run directory (it has no run.json)" in refusal(RunDirectory.open, tmp_path)
+    assert "not a run directory" in refusal(RunDirectory.open, tmp_path / "nowhere")
+    assert os.listdir(tmp_path) == ["config.yaml"]
+    assert "is a file, not a directory" in refusal(RunDirectory.create, tmp_path / "config.yaml", "", seed=1)
+    assert "not a run directory" in refusal(RunDirectory.open, tmp_path / "config.yaml")
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "my run"
+    make(path, 2).close()
+    message = refusal(RunDirectory.create, path, "", seed=1)
+    assert f"resume it with r3 train --resume '{path}' or choose another run.dir" in message
+    with RunDirectory.open(path) as run:  # the refusal has released the lock
+        assert run.metrics.last_step == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"format": 9, "versions": {"r3": "7.0"}}', "written in format 9 by r3 7.0.*install that version"),
+        ('{"format"', "damaged.*restore it"),
+        ("[]", "damaged.*restore it"),
+    ],
+)
+def test_a_run_json_that_cannot_be_used_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    make(tmp_path).close()
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(RunError, match=reason):
+        RunDirectory.open(tmp_path)
+
+
+def test_damaged_metrics_are_refused_and_the_lock_released(tmp_path: Path) -> None:
+    make(tmp_path, 3).close()
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_bytes(lines[0] + b"oops\n" + lines[2])
+    assert "metrics.jsonl, line 2" in refusal(RunDirectory.open, tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+    RunDirectory.open(tmp_path).close()
+
+
+def test_a_run_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) -> None:
+    holder = python("-c", HOLD.format(more=""), str(tmp_path))
+    pid = int(holder.stdout.readline())
+    for action in (RunDirectory.open, lambda path: RunDirectory.create(path, "", seed=1)):
+        assert f"{tmp_path}: in use by process {pid} on " in refusal(action, tmp_path)
+    holder.kill()
+    holder.communicate()
+    RunDirectory.open(tmp_path).close()
+
+
+def test_a_run_is_refused_to_its_own_process_too(tmp_path: Path) -> None:
+    with make(tmp_path):
+        assert f"in use by process {os.getpid()}" in refusal(RunDirectory.open, tmp_path)
+
+
+def test_a_worker_that_outlives_its_killed_parent_does_not_hold_the_run(tmp_path: Path) -> None:
+    fork = "if os.fork() == 0: print('worker', flush=True); sys.stdin.read(); os._exit(0)"
+    holder = python("-c", HOLD.format(more=fork), str(tmp_path), start_new_session=True)
+    assert "worker\n" in {holder.stdout.readline(), holder.stdout.readline()}
+    assert "in use by process" in refusal(RunDirectory.open, tmp_path)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    RunDirectory.open(tmp_path).close()
+    os.killpg(holder.pid, 0)  # the worker is alive all the while
+    holder.communicate()
+
+
+def test_going_back_drops_what_came_later_and_notes_it(tmp_path: Path) -> None:
+    make(tmp_path, 7).close()
+    with RunDirectory.open(tmp_path) as run:
+        assert run.reached is None
+        run.rewind(4, command=["r3", "train", "--resume", str(tmp_path)])
+        assert [record["step"] for record in read_metrics(run.metrics_path)] == [1, 2, 3, 4]
+        assert run.rollouts.steps() == [1, 2, 3, 4]
+        assert run.checkpoints.steps() == [2, 4]
+        run.rewind(2)
+    info = RunFiles(tmp_path).read_info()
+    assert info["reached"] == 7
+    assert [resume["step"] for resume in info["resumes"]] == [4, 2]
+
+
+def test_a_resume_under_other_versions_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make(tmp_path, 2)
+    run.update_info(versions={**run.info["versions"], "torch": "1.0"})
+    run.rewind(2)
+    assert "resumed under other versions (torch 1.0 -> " in caplog.text
+    assert run.info["resumes"][0]["versions"]["torch"] != "1.0"
+
+
+def test_rollouts_are_read_back_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+    with make(tmp_path, 3) as run:
+        assert [row["text"] for row in run.rollouts.read(2)] == ["é", "b"]
+        path = tmp_path / "rollouts" / "step-000003.jsonl.gz"
+        path.write_bytes(path.read_bytes()[:-20])
+        assert "step-000003.jsonl.gz: damaged" in refusal(list, run.rollouts.read(3))
+        assert "no rollouts were kept for step 9; kept are [1, 2, 3]" in refusal(list, run.rollouts.read(9))
+
+
+def test_a_creation_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
+    for name in ("lock", "config.yaml", ".run.json.tmp-123"):
+        (tmp_path / name).write_text("half")
+    make(tmp_path, 1).close()
+    assert sorted(os.listdir(tmp_path)) == ["config.yaml", "lock", "metrics.jsonl", "rollouts", "run.json"]
+
+
+def test_a_full_disk_keeps_the_old_run_json_and_rollouts(disk: SmallDisk) -> None:
+    with make(disk.path / "run", 2) as run, disk.full_at_limit():
+        before = run.info_path.read_bytes()
+        assert "bytes free" in refusal(run.update_info, notes=["x" * 2 * 128 * 1024])
+        noise = [{"text": os.urandom(200_000).hex()}]
+        assert "bytes free" in refusal(run.rollouts.write, 3, noise)
+        assert run.info_path.read_bytes() == before
+        assert run.info == json.loads(before)
+        assert run.rollouts.steps() == [1, 2]
+        assert not list(run.path.rglob(".*"))

@@ -1,0 +1,74 @@
+"""The `r3` command as a person meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from r3 import SampleBuffer, __version__
+from r3.cli import main
+from r3.config import validate
+from tests.method.makers import make_sample
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def test_help_names_the_commands_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("train", "buffer", "--resume", "exit codes"))
+
+
+def test_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "r3", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"r3 {__version__}\n"
+
+
+def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--print-config", "method=grpo"]) == 0
+    assert validate(yaml.safe_load(capsys.readouterr().out)).method.name == "grpo"
+
+
+@pytest.mark.parametrize("name", ["deepscaler-1.5b", "deepscaler-7b"])
+def test_the_papers_recipes_pass_a_dry_run(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"problem": "{i} + 1?", "answer": "{i + 1}"}}\n' for i in range(1000)))
+    assert main(["train", str(RECIPES / f"{name}.yaml"), "--dry-run", f"task.path={data}"]) == 0
+    text = capsys.readouterr().out
+    assert {"deepscaler-1.5b": "1.78 B parameters", "deepscaler-7b": "7.62 B parameters"}[name] in text
+    assert "744 queries, 3 epochs, 18 steps" in text  # 1,000 problems, 256 of them held out, 128 a step
+    assert "128 queries × 8 samples = 1,024 responses a step, at most 8,388,608 tokens" in text
+    assert "dry run passed" in text
+
+
+def test_a_dry_run_refuses_what_training_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", "rollout.max_tokens=100000"]) == 2
+    assert "the model's context is" in capsys.readouterr().err
+
+
+def test_buffer_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "buffer.sqlite"
+    with SampleBuffer(path) as buffer:
+        buffer.add([make_sample(i % 3 == 0, tokens=[i, i + 1], step=1) for i in range(9)])
+    assert main(["buffer", "stats", str(path)]) == 0
+    assert "9" in capsys.readouterr().out
+    assert main(["buffer", "check", str(path)]) == 0
+    exported, copy = tmp_path / "out.jsonl", tmp_path / "copy.sqlite"
+    assert main(["buffer", "export", str(path), str(exported)]) == 0
+    assert main(["buffer", "import", str(copy), str(exported)]) == 0
+    with SampleBuffer.open_reader(copy) as other:
+        assert other.stats().samples == 9
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2 :] = b"\xff" * (len(damaged) - len(damaged) // 2)
+    path.write_bytes(damaged)
+    capsys.readouterr()
+    assert main(["buffer", "check", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert main(["buffer", "stats", str(tmp_path / "none.sqlite")]) == 1
+    assert capsys.readouterr().err.startswith("r3: ")

@@ -1,0 +1,166 @@
+"""`r3 train` from the command line: same seed, same run; all mechanisms; every method; what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from r3.buffer import SampleBuffer
+from r3.cli import main
+from r3.method.objective import Loss
+from r3.run.directory import RunFiles
+from r3.samples import Query
+from r3.train.stream import QueryStream
+from tests.train.tiny import overrides, read_metrics, run_r3
+
+
+def train(folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    assert main(["train", "--quiet", *overrides(folder, **settings)]) == 0
+    return read_metrics(folder / "run")
+
+
+def contents(folder: Path) -> list[tuple[Any, ...]]:
+    """Everything in a run's buffer that training could see."""
+    with SampleBuffer.open_reader(folder / "run" / "buffer.sqlite") as buffer:
+        history = buffer.history([f"q{i}" for i in range(12)])
+        rates = buffer.success_rate([f"q{i}" for i in range(12)])
+    rows = [
+        (s.id, q, s.step, s.policy_version, s.outcome, s.reward, s.tokens.tolist(), s.logprobs.tolist(), s.context)
+        for q, samples in history.items()
+        for s in samples
+    ]
+    return [*sorted(rows), *sorted(rates.items())]
+
+
+def test_same_seed_same_run_in_another_process(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first = train(tmp_path / "a")
+    run_r3("train", "--quiet", *overrides(tmp_path / "b"))
+    assert read_metrics(tmp_path / "b" / "run") == first
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    (tmp_path / "c").mkdir()
+    assert train(tmp_path / "c", run__seed=2) != first
+
+
+def test_every_mechanism_acts_and_is_counted(tmp_path: Path) -> None:
+    lines = train(tmp_path, train__epochs=4)
+    total = {key: sum(line.get(key) or 0 for line in lines) for key in lines[-1]}  # null: nothing to average
+    assert total["replay/samples"] > 0
+    assert total["groups/reflection"] > 0
+    assert total["ranking/samples"] > 0
+    assert total["update/count"] > 0
+    first_epoch = [line for line in lines if line.get("epoch") == 1]
+    assert all(line["replay/samples"] == line["groups/reflection"] == 0 for line in first_epoch)  # S is empty
+    for line in lines[1:]:
+        assert line["groups/plain"] == 4
+        assert 0 <= line["solve_none"] + line["solve_all"] <= 1
+        parts = sum(value for key, value in line.items() if key.startswith("reward/"))
+        assert line["reward"] == pytest.approx(parts)
+        assert line["tokens/generated"] > 0
+    assert {"heldout/right", "heldout/total", "heldout/low", "heldout/high"} <= lines[0].keys() & lines[-1].keys()
+
+
+@pytest.mark.parametrize("method", ["grpo", "dapo", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
+def test_methods_are_settings_of_one_pipeline(tmp_path: Path, method: str) -> None:
+    lines = train(tmp_path, method=method)
+    total = {key: sum(line.get(key) or 0 for line in lines) for key in lines[-1]}  # null: nothing to average
+    acted = {"replay": "replay/samples", "reflection": "groups/reflection", "ranking": "ranking/samples"}
+    off = list(acted) if method in ("grpo", "dapo") else [method.removeprefix("r3-no-")]
+    for mechanism, key in acted.items():
+        assert (total[key] == 0) == (mechanism in off), mechanism
+    if method == "dapo":  # groups without variance were replaced, so more queries were asked per step
+        assert max(line.get("groups", 0) for line in lines) > 4
+
+
+def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
+    train(tmp_path, run__tensorboard="true", run__keep_checkpoints=2)
+    files = RunFiles(tmp_path / "run")
+    info = files.read_info()
+    assert info["seed"] == 1
+    assert {"r3", "torch", "transformers", "python"} <= info["versions"].keys()
+    assert "queries_per_step: 4" in files.read_config()
+    assert files.checkpoints.steps() == [4, 6]
+    policy = files.checkpoints.folder / "step-000006" / "policy"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    assert torch.isfinite(model(torch.tensor([tokenizer.encode("1 + 1")])).logits).all()
+    rows = list(files.rollouts.read(6))
+    assert {"prompt", "response", "outcome", "advantage", "reward_parts", "entropies", "replay"} <= rows[0].keys()
+    assert any((tmp_path / "run" / "tensorboard").iterdir())
+    with SampleBuffer.open_reader(files.buffer_path) as buffer:
+        lines = read_metrics(tmp_path / "run")
+        assert buffer.stats().samples == sum(4 * line["groups"] for line in lines[1:])
+        assert buffer.check() == []
+
+
+def test_lora_trains_adapters_only_and_resumes(tmp_path: Path) -> None:
+    whole = train(tmp_path, model__lora__enabled="true", train__steps=4)
+    policy = tmp_path / "run" / "checkpoints" / "step-000004" / "policy"
+    assert (policy / "adapter_model.safetensors").exists()
+    assert not (policy / "model.safetensors").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    train(
+        other,
+        model__lora__enabled="true",
+        model__path=tmp_path / "model",
+        task__path=tmp_path / "task.jsonl",
+        train__steps=2,
+    )
+    assert main(["train", "--quiet", "--resume", str(other / "run"), "train.steps=4"]) == 0
+    assert strip_heldout(read_metrics(other / "run")) == strip_heldout(whole)
+
+
+def strip_heldout(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the evaluation that the shorter run made at its own end."""
+    return [{k: v for k, v in line.items() if not k.startswith("heldout")} for line in lines]
+
+
+def test_kl_and_several_updates(tmp_path: Path) -> None:
+    lines = train(tmp_path, method__objective__kl=0.1, train__updates_per_batch=2, train__steps=4)
+    taught = [line for line in lines[1:] if line["update/count"]]
+    assert any(line["update/count"] == 2 for line in taught)
+    assert any(line.get("update/kl/fresh", 0) > 0 for line in taught)
+
+
+def test_nan_gradients_are_skipped_said_and_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from r3.train import update
+
+    good = update.policy_loss
+
+    def poisoned(*arguments: Any) -> Any:
+        result = good(*arguments)
+        return Loss(result.loss * math.nan, result.diagnostics)
+
+    monkeypatch.setattr(update, "policy_loss", poisoned)
+    code = main(["train", "--quiet", *overrides(tmp_path, train__max_bad_updates=2)])
+    assert code == 3
+    assert "2 updates in a row had NaN or infinite gradients" in capsys.readouterr().err
+    # What was trained before is whole and can be resumed once the cause is gone.
+    monkeypatch.setattr(update, "policy_loss", good)
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+
+
+def test_the_stream_is_a_function_of_its_position() -> None:
+    queries = [Query(f"q{i}", "?") for i in range(7)]
+    whole = QueryStream(queries, seed=3, epochs=3)
+    everything = whole.take(100)
+    assert whole.exhausted
+    assert [epoch for _, epoch in everything] == [1] * 7 + [2] * 7 + [3] * 7
+    for epoch in (1, 2, 3):
+        assert {q.id for q, e in everything if e == epoch} == {q.id for q in queries}
+    assert everything[:7] != [(q, 1) for q, _ in everything[7:14]]  # another order each epoch
+    for position in range(21):
+        resumed = QueryStream(queries, seed=3, epochs=3)
+        resumed.take(5)  # read ahead, then go back
+        resumed.position = position
+        assert resumed.take(4) == everything[position : position + 4]

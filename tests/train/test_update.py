@@ -1,0 +1,189 @@
+"""The packed update against an unpacked one: whole logits, one row at a time, the formulas spelt out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from r3.cli import main
+from r3.config import ModelSettings, TrainSettings
+from r3.method.objective import policy_loss
+from r3.method.settings import OBJECTIVES, ObjectiveSettings
+from r3.method.step import WeightedSample
+from r3.train.optimiser import Optimiser
+from r3.train.packing import pack
+from r3.train.policy import Policy, Trajectory
+from r3.train.update import Updater, token_batch
+from tests.tokenizing import char_tokenizer
+from tests.train.tiny import overrides, save_model
+
+TEMPERATURE = 0.8
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> list[WeightedSample]:
+    """The weighted samples of a real run of `r3 train`, of every origin and context."""
+    seen: list[WeightedSample] = []
+    original = Updater.update
+
+    def spy(self: Updater, weighted: Sequence[WeightedSample], **options: Any) -> Any:
+        seen.extend(weighted)
+        return original(self, weighted, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Updater, "update", spy)
+        folder = tmp_path_factory.mktemp("run")
+        assert main(["train", "--quiet", *overrides(folder, method__reflection__train_as="both")]) == 0
+    kinds = {(w.origin, w.other_context) for w in seen}
+    assert {("fresh", False), ("replayed", False), ("reflection", False), ("reflection", True)} <= kinds
+    chosen: list[WeightedSample] = []
+    for kind in sorted(kinds):
+        chosen += [w for w in seen if (w.origin, w.other_context) == kind][:6]
+    return chosen
+
+
+def policy_of(tmp_path: Path, lora: bool = False) -> Policy:
+    folder = save_model(tmp_path / "model", seed=3)
+    settings = ModelSettings.model_validate(
+        {"path": str(folder), "device": "cpu", "lora": {"enabled": lora, "rank": 4}}
+    )
+    policy = Policy.load(settings)
+    if lora:  # adapters start as zero, which would hide half of their gradients
+        torch.manual_seed(0)
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+    return policy
+
+
+def reference_loss(policy: Policy, batch: Sequence[WeightedSample], objective: ObjectiveSettings) -> torch.Tensor:
+    """One row at a time through the model's own forward with its own attention, logits and all."""
+    total = torch.zeros(())
+    for w in batch:
+        ids = torch.tensor([*w.prompt.tolist(), *w.sample.tokens.tolist()])
+        logits = policy.base(input_ids=ids.unsqueeze(0)).logits[0]
+        logs = (logits[len(w.prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+        logprobs = logs.gather(1, ids[len(w.prompt) :].unsqueeze(1)).squeeze(1)
+        # policy_loss has its own naive reference in tests/method; here it is the packing that is tested
+        total = total + policy_loss(logprobs, token_batch([w], torch.device("cpu")), objective).loss
+    return total
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_packed_gradients_equal_unpacked_ones(
+    batch: list[WeightedSample], tmp_path: Path, name: str, lora: bool
+) -> None:
+    objective = ObjectiveSettings(name=name)
+    policy = policy_of(tmp_path, lora)
+    trained = {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
+    policy.base.train()
+    expected = reference_loss(policy, batch, objective)
+    wanted = dict(zip(trained, torch.autograd.grad(expected, list(trained.values())), strict=True))
+
+    total = torch.zeros(())
+    lengths = [len(w.prompt) + len(w.sample) for w in batch]
+    microbatches = pack(lengths, budget=150)
+    assert len(microbatches) > 2
+    for chosen in microbatches:
+        samples = [batch[i] for i in chosen]
+        statistics = policy.statistics(
+            [Trajectory(w.prompt, w.sample.tokens) for w in samples], temperature=TEMPERATURE
+        )
+        loss = policy_loss(statistics.logprobs_T, token_batch(samples, policy.device), objective).loss
+        loss.backward()
+        total += loss.detach()
+    torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=1e-5)
+    for key, parameter in trained.items():
+        assert parameter.grad is not None, key
+        torch.testing.assert_close(
+            parameter.grad, wanted[key], rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}"
+        )
+
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+ARCHITECTURES = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, num_key_value_heads=2)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=8)),
+    "gemma3 (sliding window)": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SMALL,
+            num_key_value_heads=1,
+            head_dim=8,
+            sliding_window=5,
+            layer_types=["sliding_attention"] * 2 + ["full_attention"],
+        )
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0)),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_other_architectures_pack_exactly(name: str) -> None:
+    torch.manual_seed(0)
+    model = ARCHITECTURES[name]().eval()
+    policy = Policy(model, char_tokenizer(), ModelSettings(), base=model)
+    policy.check_head()
+    rng = np.random.default_rng(0)
+    sequences = [
+        Trajectory(rng.integers(0, 97, p).astype(np.int32), rng.integers(0, 97, r).astype(np.int32))
+        for p, r in ((3, 9), (1, 1), (12, 20), (5, 2))
+    ]
+    with torch.no_grad():
+        got = policy.statistics(sequences, temperature=1.0)
+        logprobs, entropies = [], []
+        for s in sequences:
+            ids = torch.from_numpy(np.concatenate([s.prompt, s.response])).long()
+            logs = model(input_ids=ids.unsqueeze(0)).logits[0, len(s.prompt) - 1 : -1].log_softmax(-1)
+            logprobs.append(logs.gather(1, ids[len(s.prompt) :].unsqueeze(1)).squeeze(1))
+            entropies.append(torch.distributions.Categorical(logits=logs).entropy())
+    torch.testing.assert_close(got.logprobs_T, torch.cat(logprobs), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.entropies_T, torch.cat(entropies), rtol=1e-5, atol=1e-5)
+
+
+def test_sequences_cannot_see_each_other(batch: list[WeightedSample], tmp_path: Path) -> None:
+    """Changing one sequence of a micro-batch changes nothing in the others, to the bit."""
+    policy = policy_of(tmp_path)
+    sequences = [Trajectory(w.prompt, w.sample.tokens) for w in batch[:4]]
+    changed = [sequences[0], Trajectory(sequences[1].prompt + 1, sequences[1].response[::-1].copy()), *sequences[2:]]
+    with torch.no_grad():
+        before = policy.statistics(sequences, temperature=1.0).logprobs_T
+        after = policy.statistics(changed, temperature=1.0).logprobs_T
+    lengths = [len(s.response) for s in sequences]
+    for i, (old, new) in enumerate(zip(before.split(lengths), after.split(lengths), strict=True)):
+        assert torch.equal(old, new) == (i != 1)
+
+
+def test_several_updates_a_batch_see_each_sample_once(batch: list[WeightedSample], tmp_path: Path) -> None:
+    policy = policy_of(tmp_path)
+    settings = TrainSettings(updates_per_batch=3, learning_rate=1e-3)
+    updater = Updater(policy, Optimiser(policy.model.parameters(), settings, 3), ObjectiveSettings(), settings, 1.0)
+    report = updater.update(batch, version=0, seed=(0, 1))
+    assert report.updates == 3
+    assert sum(report.diagnostics[f"tokens/{o}"] for o in ("fresh", "replayed", "reflection")) == sum(
+        len(w.sample) for w in batch
+    )
+
+
+def test_pack_keeps_to_the_budget_and_loses_nothing() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = rng.integers(1, 60, rng.integers(1, 40)).tolist()
+        batches = pack(lengths, budget=64)
+        assert sorted(i for b in batches for i in b) == list(range(len(lengths)))
+        assert all(sum(lengths[i] for i in b) <= 64 for b in batches)
