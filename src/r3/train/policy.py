@@ -1,7 +1,7 @@
 """The policy: a Hugging Face causal LM, and the log-probs and entropies of packed responses under it.
 
 The LM head is applied in chunks of positions, each recomputed in the backward pass, so that the logits of a whole
-micro-batch never exist: at 16,384 tokens and a vocabulary of 152k they would take 10 GB in float32, a chunk 160 MB.
+micro-batch never exist: at 16,384 tokens and a vocabulary of 152k they would take 10 GB in float32, a chunk 270 MB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from r3.train.packing import layout_of, packed
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # ours is enough: theirs would write over it
 
-HEAD_CHUNK = 256
+HEAD_LOGITS = 2**26
+"""Most logits at a time, over all positions of a chunk: 270 MB in float32."""
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 
 
@@ -111,8 +112,9 @@ class Policy:
 
     def _head(self, hidden_T: Tensor, targets_T: Tensor, temperature: float) -> TokenStatistics:
         parts = []
-        for at in range(0, len(targets_T), HEAD_CHUNK):
-            chunk = hidden_T[at : at + HEAD_CHUNK], targets_T[at : at + HEAD_CHUNK]
+        size = head_chunk(self.base.config.get_text_config().vocab_size)
+        for at in range(0, len(targets_T), size):
+            chunk = hidden_T[at : at + size], targets_T[at : at + size]
             if torch.is_grad_enabled():
                 parts.append(checkpoint(self._head_chunk, *chunk, temperature, use_reentrant=False))
             else:
@@ -183,6 +185,11 @@ def _predicting(lengths: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         start += prompt + response
     target = torch.cat(own)
     return target - 1, target
+
+
+def head_chunk(vocabulary: int) -> int:
+    """Positions whose logits are held at a time."""
+    return max(1, HEAD_LOGITS // vocabulary)
 
 
 def resolve(path: str) -> str:

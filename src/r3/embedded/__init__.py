@@ -1,0 +1,1 @@
+"""The bundled model, its recipe, and how it was made."""
