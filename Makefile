@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint format types pytest bench clean
+.PHONY: help setup demo test lint format types pytest clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -20,8 +20,8 @@ $(READY): pyproject.toml
 
 setup: $(READY) ## make .venv and install r3 into it
 
-demo: $(READY) ## walk through the method on recorded samples
-	$(BIN)/python examples/walkthrough.py
+demo: $(READY) ## train the bundled model with R³ on two CPU cores (about three minutes)
+	$(BIN)/r3 train run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: lint types pytest ## set up, lint, type-check, run the tests
 

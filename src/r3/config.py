@@ -147,8 +147,6 @@ class EvaluateSettings(Settings):
 
     every: int = Field(0, ge=0)
     """Evaluate every so many steps; 0 only before and after."""
-    samples: int = Field(1, ge=1)
-    """Answers per held-out problem."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature of the evaluation; 0 is greedy."""
 

@@ -117,9 +117,38 @@ def test_lora_trains_adapters_only_and_resumes(tmp_path: Path) -> None:
     assert strip_heldout(read_metrics(other / "run")) == strip_heldout(whole)
 
 
+def test_bfloat16_trains_float32_masters_and_resumes_exactly(tmp_path: Path) -> None:
+    whole = train(tmp_path, model__dtype="bfloat16", train__steps=4)
+    policy = tmp_path / "run" / "checkpoints" / "step-000004" / "policy"
+    weights = AutoModelForCausalLM.from_pretrained(policy, dtype="auto")
+    state = torch.load(policy.parent / "trainer.pt", weights_only=True)
+    masters = state["optimiser"]["masters"]
+    assert weights.dtype == torch.bfloat16
+    assert all(master.dtype == torch.float32 for master in masters)
+    assert any(not torch.equal(master, master.bfloat16().float()) for master in masters)  # they hold more than bfloat16
+    other = tmp_path / "other"
+    other.mkdir()
+    same = {"model__path": tmp_path / "model", "task__path": tmp_path / "task.jsonl", "model__dtype": "bfloat16"}
+    train(other, **same, train__steps=2)
+    assert main(["train", "--quiet", "--resume", str(other / "run"), "train.steps=4"]) == 0
+    assert strip_heldout(read_metrics(other / "run")) == strip_heldout(whole)
+
+
 def strip_heldout(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the evaluation that the shorter run made at its own end."""
     return [{k: v for k, v in line.items() if not k.startswith("heldout")} for line in lines]
+
+
+def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
+    plain = train(tmp_path, train__steps=3)
+    other = tmp_path / "other"
+    other.mkdir()
+    same = {"model__path": tmp_path / "model", "task__path": tmp_path / "task.jsonl"}
+    recomputed = train(other, **same, model__gradient_checkpointing="true", train__steps=3)
+    for one, two in zip(plain, recomputed, strict=True):
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            assert two[key] == (value if value is None else pytest.approx(value, rel=1e-4)), key
 
 
 def test_kl_and_several_updates(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
 from r3.method.step import WeightedSample
 from r3.train.optimiser import Optimiser
-from r3.train.packing import pack
+from r3.train.packing import pack, packed
 from r3.train.policy import Policy, Trajectory
 from r3.train.update import Updater, token_batch
 from tests.tokenizing import char_tokenizer
@@ -57,10 +57,15 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> list[WeightedSample]:
     return chosen
 
 
-def policy_of(tmp_path: Path, lora: bool = False) -> Policy:
+def policy_of(tmp_path: Path, lora: bool = False, checkpointing: bool = False) -> Policy:
     folder = save_model(tmp_path / "model", seed=3)
     settings = ModelSettings.model_validate(
-        {"path": str(folder), "device": "cpu", "lora": {"enabled": lora, "rank": 4}}
+        {
+            "path": str(folder),
+            "device": "cpu",
+            "lora": {"enabled": lora, "rank": 4},
+            "gradient_checkpointing": checkpointing,
+        }
     )
     policy = Policy.load(settings)
     if lora:  # adapters start as zero, which would hide half of their gradients
@@ -84,14 +89,20 @@ def reference_loss(policy: Policy, batch: Sequence[WeightedSample], objective: O
     return total
 
 
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "recomputed"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_packed_gradients_equal_unpacked_ones(
-    batch: list[WeightedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, lora: bool
+    batch: list[WeightedSample],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    lora: bool,
+    checkpointing: bool,
 ) -> None:
     monkeypatch.setattr("r3.train.policy.HEAD_LOGITS", 7 * 98)  # chunks of seven positions: several to a micro-batch
     objective = ObjectiveSettings(name=name)
-    policy = policy_of(tmp_path, lora)
+    policy = policy_of(tmp_path, lora, checkpointing)
     trained = {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
     policy.base.train()
     expected = reference_loss(policy, batch, objective)
@@ -101,14 +112,14 @@ def test_packed_gradients_equal_unpacked_ones(
     lengths = [len(w.prompt) + len(w.sample) for w in batch]
     microbatches = pack(lengths, budget=150)
     assert len(microbatches) > 2
-    for chosen in microbatches:
-        samples = [batch[i] for i in chosen]
-        statistics = policy.statistics(
-            [Trajectory(w.prompt, w.sample.tokens) for w in samples], temperature=TEMPERATURE
-        )
-        loss = policy_loss(statistics.logprobs_T, token_batch(samples, policy.device), objective).loss
-        loss.backward()
-        total += loss.detach()
+    with packed(policy.base):
+        for chosen in microbatches:
+            samples = [batch[i] for i in chosen]
+            trajectories = [Trajectory(w.prompt, w.sample.tokens) for w in samples]
+            statistics = policy.statistics(trajectories, temperature=TEMPERATURE)
+            loss = policy_loss(statistics.logprobs_T, token_batch(samples, policy.device), objective).loss
+            loss.backward()
+            total += loss.detach()
     torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=1e-5)
     for key, parameter in trained.items():
         assert parameter.grad is not None, key

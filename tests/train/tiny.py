@@ -81,6 +81,8 @@ def overrides(folder: Path, **more: Any) -> list[str]:
         "method.reflection.template": "'{question} NOT {attempt} BUT '",
         "method.reflection.cut_marker": "'...'",
         "method.ranking.peak_fraction": 0.25,
+        "reward.length_bonus": "true",
+        "reward.length_limit": 24,
         "rollout.group_size": 4,
         "rollout.max_tokens": 12,
         "rollout.max_rows": 16,

@@ -40,11 +40,10 @@ def evaluate(
     tokenizer: Any,
     sampling: Sampling,
     *,
-    samples: int,
     seed: int,
 ) -> HeldOut:
-    """Answer every prompt `samples` times and count the right answers. The same seed asks in the same way."""
-    requests = [Request(tokens, samples, seed + place) for place, (_, tokens) in enumerate(prompts)]
+    """Answer every prompt once and count the right answers. The same seed asks in the same way."""
+    requests = [Request(tokens, 1, seed + place) for place, (_, tokens) in enumerate(prompts)]
     right = truncated = tokens = answers = 0
     for response in engine.generate(requests, sampling):
         answers += 1

@@ -8,6 +8,7 @@ The reflection prompt is sampled beside the plain one, as a group of its own wit
 Departures from the paper, and choices it leaves open:
 - The mean past outcome is that of the plain prompt: how the query does with help says nothing about the query.
 - A query that was never tried is not hard: nothing is known of it, and there is no failure to show.
+- The failure shown is drawn from the query's newest ones (`candidates`), the errors that the policy still makes.
 - The wording of the guidance and the layout are settings; the paper's are not known to us.
 - The prompt fits a token budget. The shown attempt is shortened in its middle, since its start holds the approach and
   its end the error's outcome; the question is never cut. Where even an empty attempt does not fit, there is no

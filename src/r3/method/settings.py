@@ -105,6 +105,8 @@ class ReflectionSettings(Switchable):
     """τ: a query is hard if its mean past outcome is below this."""
     from_epoch: int = Field(2, ge=1)
     """First epoch with reflection prompts; the buffer is empty in the first."""
+    candidates: int = Field(16, ge=1)
+    """The shown failure is drawn from so many of the newest ones: the errors the policy still makes."""
     train_as: Literal["reflection", "plain", "both"] = "reflection"
     """Prompt to train a reflection answer under: its own, the plain query's, or both at half weight each."""
     max_prompt_tokens: int = Field(4096, ge=1)

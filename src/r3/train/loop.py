@@ -86,7 +86,8 @@ class Trainer:
         rates = self.buffer.success_rate([query.id for query, _ in batch]) if settings.enabled else {}
         reasons = [hardness(rates.get(query.id), epoch, settings) for query, epoch in batch]
         hard = [pair for pair, reason in zip(batch, reasons, strict=True) if reason == "built"]
-        failures = self.buffer.history([query.id for query, _ in hard], outcome=False) if hard else {}
+        ids = [query.id for query, _ in hard]
+        failures = self.buffer.history(ids, outcome=False, limit=settings.candidates) if hard else {}
         self._reflections = {reason: reasons.count(reason) for reason in set(reasons) - {"built"}}
         prompts = []
         for query, epoch in hard:

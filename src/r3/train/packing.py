@@ -108,13 +108,20 @@ def _unpack(x: Tensor, layout: Layout) -> Tensor:
 
 @contextmanager
 def packed(model: PreTrainedModel) -> Iterator[None]:
-    """The model with packed attention while the block runs, with its own attention again afterwards."""
+    """The model with packed attention while the block runs, with its own attention again afterwards.
+
+    The backward pass belongs inside too: gradient checkpointing runs the forward again there.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation(PACKED)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+def is_packed(model: PreTrainedModel) -> bool:
+    return bool(model.config._attn_implementation == PACKED)
 
 
 AttentionInterface.register(PACKED, packed_attention)

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from r3.config import ConfigError, ModelSettings
 from r3.samples import IntArray
-from r3.train.packing import layout_of, packed
+from r3.train.packing import is_packed, layout_of, packed
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # ours is enough: theirs would write over it
@@ -96,7 +96,14 @@ class Policy:
         return tuple(dict.fromkeys([*given, *([] if own is None else [own])]))
 
     def statistics(self, sequences: Sequence[Trajectory], *, temperature: float) -> TokenStatistics:
-        """Log-probs and entropies of the responses' tokens in one packed forward (with gradient, if enabled)."""
+        """Log-probs and entropies of the responses' tokens in one packed forward (with gradient, if enabled).
+
+        With gradient checkpointing, call it and run its backward inside `with packed(policy.base)`.
+        """
+        if torch.is_grad_enabled() and self.base.is_gradient_checkpointing and not is_packed(self.base):
+            raise RuntimeError(
+                "gradient checkpointing runs the forward again: put the backward inside packed() as well"
+            )
         ids = torch.from_numpy(np.concatenate([part for s in sequences for part in (s.prompt, s.response)]))
         layout, position_T = layout_of([len(s) for s in sequences], self.device)
         before, target = _predicting([(len(s.prompt), len(s.response)) for s in sequences])

@@ -196,7 +196,6 @@ class _Session:
             self.parts.heldout,
             self.parts.policy.tokenizer,
             sampling,
-            samples=settings.samples,
             seed=self.config.run.seed,
         )
         return found.metrics()

@@ -8,7 +8,8 @@ replayed samples and of those drawn under another prompt computed beforehand (th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,7 @@ from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.method.step import WeightedSample
 from r3.train.optimiser import Optimiser
-from r3.train.packing import pack
+from r3.train.packing import pack, packed
 from r3.train.policy import Policy, Trajectory
 
 log = logging.getLogger(__name__)
@@ -80,22 +81,31 @@ class Updater:
         old = self._old_logprobs(weighted, several=len(parts) > 1)
         seen: list[Diagnostics] = []
         entropies: list[Tensor] = []
-        self.policy.base.train()
-        for number, part in enumerate(parts):
-            loss = torch.zeros((), device=self.policy.device)
-            for chosen in self._microbatches(weighted, part):
-                # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
-                batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
-                loss += batch_loss
-                seen.append(diagnostics)
-                entropies.append(entropy)
-                report.microbatches += 1
-            self._step(version + number, float(loss), report)
-        self.policy.base.eval()
+        with self._training():
+            for number, part in enumerate(parts):
+                loss = torch.zeros((), device=self.policy.device)
+                for chosen in self._microbatches(weighted, part):
+                    # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
+                    batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
+                    loss += batch_loss
+                    seen.append(diagnostics)
+                    entropies.append(entropy)
+                    report.microbatches += 1
+                self._step(version + number, float(loss), report)
         report.diagnostics = Diagnostics.merge(seen).summary()
         report.entropy = float(torch.cat(entropies).mean())
         report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
         return report
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Training mode and packed attention, forward and backward."""
+        self.policy.base.train()
+        try:
+            with packed(self.policy.base):
+                yield
+        finally:
+            self.policy.base.eval()
 
     def _split(self, n: int, seed: Sequence[int]) -> list[list[int]]:
         """Disjoint shares of the batch, one per update, drawn without order."""
