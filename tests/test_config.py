@@ -40,6 +40,15 @@ def test_overrides_lie_over_the_recipe(tmp_path: Path) -> None:
     assert not load_config(None, ["method.replay=off"]).method.replay.enabled
 
 
+def test_another_model_or_task_starts_from_the_general_defaults() -> None:
+    assert load_config(None, []).train.learning_rate == 2e-4
+    assert load_config(None, ["method=grpo"]).rollout.max_tokens == 44
+    own = load_config(None, ["model.path=some/model", "method=grpo"])
+    assert own.train.learning_rate == 1e-6
+    assert own.model.device == "auto"
+    assert load_config(None, ["task.name=file", "task.path=x.jsonl"]).rollout.max_tokens == 1024
+
+
 @pytest.mark.parametrize(
     ("key", "hint"),
     [

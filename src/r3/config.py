@@ -92,7 +92,7 @@ class RolloutSettings(Settings):
     """Which engine draws the samples; auto takes the fastest that runs here."""
     group_size: int = Field(8, ge=2)
     """G: samples per prompt. A group of one has nothing to compare with."""
-    max_tokens: int = Field(128, ge=1)
+    max_tokens: int = Field(1024, ge=1)
     """Longest response; longer ones are cut (truncated)."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the update uses the same."""
@@ -109,7 +109,7 @@ class TrainSettings(Settings):
 
     queries_per_step: int = Field(16, ge=1)
     """D_b: queries per step."""
-    epochs: int = Field(8, ge=1)
+    epochs: int = Field(3, ge=1)
     """Passes over the task."""
     steps: int | None = Field(None, ge=1)
     """Stop after so many steps, whatever epochs says."""
@@ -197,8 +197,16 @@ class Config(Settings):
 
 
 def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The config of a recipe file (None: the embedded default) with `key=value` overrides on top."""
-    given = read_recipe(recipe) if recipe is not None else embedded_recipe()
+    """The config of a recipe file with `key=value` overrides on top.
+
+    Without a recipe it is the embedded default; but settings that name another model or task start from the general
+    defaults, since what suits the small bundled model (its learning rate, its length limit) suits no other.
+    """
+    if recipe is not None:
+        given = read_recipe(recipe)
+    else:
+        own = {override.partition("=")[0].strip() for override in overrides} & {"model.path", "task.name"}
+        given = {} if own else embedded_recipe()
     for override in overrides:
         apply_override(given, override)
     return validate(given)
