@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from tests.tokenizing import char_tokenizer
 
 ROOT = Path(__file__).parents[2]
+transformers_logging.disable_progress_bar()
 
 
 def judge(completion: str, answer: str, **_: Any) -> bool:

@@ -4,7 +4,7 @@ Nothing here imports torch, and `rich`, TensorBoard, W&B and trackio are loaded 
 """
 
 from r3.run.checkpoints import Checkpoint, Checkpoints
-from r3.run.directory import RunDirectory, RunFiles, resume_command
+from r3.run.directory import RunDirectory, RunFiles, refuse_run, resume_command
 from r3.run.display import Progress
 from r3.run.errors import RunError
 from r3.run.metrics import MetricsLog, read_metrics
@@ -28,5 +28,6 @@ __all__ = [
     "WandbSink",
     "open_sinks",
     "read_metrics",
+    "refuse_run",
     "resume_command",
 ]

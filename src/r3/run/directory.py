@@ -99,11 +99,7 @@ class RunDirectory(RunFiles):
         _refuse_foreign(files)
         lock = lock_run(files.lock_path)
         try:
-            if files.info_path.exists():
-                raise RunError(
-                    f"{files.path}: already holds a run; resume it with {resume_command(files.path)} or choose another "
-                    "run.dir"
-                )
+            refuse_run(files.path)
             info = {
                 "format": FORMAT,
                 "created": _now(),
@@ -180,6 +176,12 @@ class RunDirectory(RunFiles):
             raise RunError(
                 f"{self.path}: cannot clear up after a killed run ({error}); make the directory writable"
             ) from error
+
+
+def refuse_run(path: str | Path) -> None:
+    """`RunError` if the directory already holds a run; `create` asks too, this is for asking before a long start."""
+    if RunFiles(path).info_path.exists():
+        raise RunError(f"{path}: already holds a run; resume it with {resume_command(path)} or choose another run.dir")
 
 
 def resume_command(path: str | Path) -> str:

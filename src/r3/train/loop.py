@@ -55,6 +55,7 @@ class Trainer:
         with self._timed("rollout"):
             groups = self.sample(prompts)  # a group per prompt, verified as responses finish
             groups += self.resample(groups)  # DAPO: other queries for groups without variance
+            self.sampler.engine.release()  # its memory is the update's now
         with self._timed("history"):
             history = self.history(groups)  # what replay may choose from
         with self._timed("method"):

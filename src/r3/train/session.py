@@ -24,6 +24,7 @@ from r3.run import (
     Sink,
     StopRequested,
     open_sinks,
+    refuse_run,
     resume_command,
 )
 from r3.train.build import Parts, build
@@ -59,6 +60,8 @@ class Finished:
 
 def train(config: Config, resume: Path | None = None) -> Finished:
     """Train as the config says; with `resume`, go on with the run in that directory."""
+    if resume is None:
+        refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None else None
     adapters = checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
     parts = build(config, adapters_from=adapters)
@@ -169,7 +172,6 @@ class _Session:
         run, every = self.config.run, self.config.evaluate.every
         progress.phase("training")
         result, metrics = self.trainer.train_step()
-        self.parts.engine.release()
         step = self.trainer.step
         if self._finished or (every and step % every == 0):
             progress.phase("evaluating")
