@@ -19,9 +19,10 @@ ALLOWED = {
     "method": {"samples"},
     "buffer": {"samples", "locks"},
     "rollout": {"samples"},
-    "tasks": {"samples", "config"},
-    "evaluate": {"samples", "rollout", "tasks"},
+    "verify": set(),
     "run": {"samples", "locks"},
+    "tasks": {"samples", "config", "verify"},
+    "evaluate": {"samples", "rollout", "tasks", "run"},
 }
 
 

@@ -60,7 +60,7 @@ def _explain(error: Exception) -> int:
     from r3.run import RunError
 
     names = {kind.__name__ for kind in type(error).__mro__}
-    if names & {"ConfigError", "TaskError"}:
+    if names & {"ConfigError", "TaskError", "VerifierError"}:
         code = BAD_INPUT
     elif names & {"Diverged", "FloatingPointError"}:
         code = DIVERGED
@@ -83,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"r3 {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(commands)
+    _add_eval(commands)
+    _add_verify(commands)
+    _add_data(commands)
     _add_buffer(commands)
     return top
 
@@ -143,6 +146,51 @@ def _run_training(config: object, arguments: argparse.Namespace) -> int:
     if not arguments.quiet and finished.stopped_by is None:
         print_report(finished.directory)
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]
+
+
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from r3.commands.eval import add_arguments
+
+    text = "pass@k of a model, or of saved responses, on benchmarks"
+    add_arguments(commands.add_parser("eval", help=text, description=f"{text[0].upper()}{text[1:]}, with intervals."))
+
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "judge maths answers: JSON lines in, JSON lines out"
+    verify = commands.add_parser(
+        "verify",
+        help=text,
+        description='{"id", "prediction", "gold"} a line in; {"id", "correct", "reason", "seconds"} a line out.',
+    )
+    verify.add_argument("cases", metavar="CASES.jsonl", help="the cases, or - for standard input")
+    verify.add_argument("--bare", action="store_true", help="take predictions without a \\boxed{} for bare answers")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from r3.verify.command import run
+
+    run(arguments.cases, bare=arguments.bare)
+    return 0
+
+
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    data = commands.add_parser("data", help="check training data for evaluation problems")
+    actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check", help="find evaluation problems in training data", description="exit code 1: found"
+    )
+    check.add_argument("file", help="a training file, or the name of a set (deepscaler, math, gsm8k)")
+    check.add_argument("--against", metavar="A,B", help="evaluation sets or files; without it, every known set")
+    check.add_argument("--data", type=Path, metavar="DIR", help="folder of the sets (the environment variable R3_DATA)")
+    check.set_defaults(run=_data_check)
+
+
+def _data_check(arguments: argparse.Namespace) -> int:
+    from r3.tasks.leakage import check
+
+    against = [name for name in (arguments.against or "").split(",") if name]
+    return check(arguments.file, against, folder=arguments.data)
 
 
 def _add_buffer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -59,15 +59,15 @@ class TaskSettings(Settings):
     """Where the queries come from and who judges the answers."""
 
     name: Literal["arithmetic", "file"] = "arithmetic"
-    """'arithmetic' is embedded; 'file' reads a JSONL, JSON or Parquet file."""
+    """'arithmetic' is embedded; 'file' reads a file of yours or a maths set by name."""
     difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
     """arithmetic: how many terms the sums have."""
     size: int = Field(256, ge=1)
     """arithmetic: how many training problems."""
     path: str | None = None
-    """file: the training data."""
+    """file: a JSONL, JSON or Parquet file, or the name of a set in the folder R3_DATA (deepscaler, math, gsm8k)."""
     heldout_path: str | None = None
-    """file: the evaluation data; without one the last `heldout` rows of `path` are kept apart."""
+    """file: the evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
     heldout: int = Field(512, ge=0)
     """How many problems are kept apart for evaluation."""
     id_column: str = "id"
@@ -78,9 +78,17 @@ class TaskSettings(Settings):
     """file: column of the reference answer."""
     instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
     """file: appended to every question."""
-    verifier: str = "boxed"
-    """file: 'boxed' compares the last \\boxed{} with the answer as normalised text, or the dotted path of your own
-    function f(completion, **columns) → bool."""
+    min_difficulty: float | None = None
+    """file: leave out problems whose column `difficulty` is below this (deepscaler: 0 to 100)."""
+    max_difficulty: float | None = None
+    """file: leave out problems whose column `difficulty` is above this."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """file: leave out training problems whose prompt is longer than this."""
+    verifier: str = "math"
+    """file: 'math' judges the last \\boxed{} symbolically, 'boxed' as text; or the dotted path of your own function
+    f(completion, **columns) → float or bool (right above 0.5)."""
+    caged: bool = False
+    """file: run your own function in killable worker processes with a time and a memory limit."""
     chat: bool = True
     """file: put the question through the tokenizer's chat template."""
 
@@ -192,7 +200,7 @@ class Config(Settings):
     @model_validator(mode="after")
     def _file_needs_a_path(self) -> Config:
         if self.task.name == "file" and self.task.path is None:
-            raise ValueError("task.name=file needs task.path=FILE (JSONL, JSON or Parquet)")
+            raise ValueError("task.name=file needs task.path: a JSONL, JSON or Parquet file, or the name of a set")
         return self
 
 

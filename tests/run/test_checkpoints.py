@@ -164,7 +164,7 @@ def test_a_full_disk_costs_only_the_new_checkpoint(disk: SmallDisk, write: Calla
         checkpoints.write(4, write)
     message = str(caught.value)
     assert message.startswith(f"{checkpoints.folder}/step-000004: cannot write the checkpoint (failed after ")
-    assert "bytes free); nothing half-written was kept: free some space, then resume" in message
+    assert "bytes free); nothing half-written was kept: free some space, then go on" in message
     assert "\n" not in message
     assert os.listdir(checkpoints.folder) == ["step-000002"]
     assert checkpoints.latest().step == 2

@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_no_half_line_and_says_so(disk: SmallDisk, caplog: py
             log.append(5, {"text": "x" * 30_000})
         message = str(caught.value)
         assert message.startswith(f"{log.path}: cannot write 30,0")
-        assert "bytes free); nothing half-written was kept: free some space, then resume" in message
+        assert "bytes free); nothing half-written was kept: free some space, then go on" in message
         assert "\n" not in message
         assert log.path.read_bytes().endswith(b"\n")
         assert steps_of(log.path) == [1, 2, 3, 4]

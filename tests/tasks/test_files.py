@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from r3.config import TaskSettings
 from r3.samples import Message, Query
+from r3.tasks.base import TaskError
 from r3.tasks.files import FileTask, boxed_verdict, last_boxed
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
@@ -61,7 +62,7 @@ def test_a_judge_of_ones_own_gets_the_columns(tmp_path: Path) -> None:
         (r"so \boxed{42}", True, "match"),
         (r"so \boxed{ 42 }.", True, "match"),
         (r"\boxed{41} no, \boxed{42}", True, "match"),
-        (r"\boxed{42} no, \boxed{41}", False, "other answer"),
+        (r"\boxed{42} no, \boxed{41}", False, "different"),
         (r"\boxed{}", False, "empty box"),
         (r"\boxed{42", False, "no box"),
         ("42", False, "no box"),
@@ -75,3 +76,52 @@ def test_the_boxed_judge(completion: str, right: bool, reason: str) -> None:
 def test_boxes_may_nest() -> None:
     assert last_boxed(r"\boxed{\frac{1}{2}} .") == r"\frac{1}{2}"
     assert boxed_verdict(Query("q", "?", r"\frac{1}{2}"), r"\boxed{\frac{1}{2}}").right
+
+
+def raises(completion: str, **_: Any) -> bool:
+    raise ZeroDivisionError("by hand")
+
+
+def test_a_judge_that_raises_stops_the_run_by_name_or_is_counted_in_the_cage(tmp_path: Path) -> None:
+    options = {"name": "file", "path": str(write(tmp_path / "rows.jsonl")), "heldout": 0}
+    task = FileTask(TaskSettings(**options, verifier="tests.tasks.test_files.raises"))
+    with pytest.raises(TaskError, match=r"raised ZeroDivisionError \(by hand\) on query .*task.caged=true"):
+        task.verify(task.train[0], "2")
+    caged = FileTask(TaskSettings(**options, verifier="tests.tasks.test_files.raises", caged=True))
+    try:
+        verdict = caged.verify(caged.train[0], "2")
+    finally:
+        caged.close()
+    assert (verdict.right, verdict.reason) == (False, "error")
+
+
+def test_maths_answers_are_judged_symbolically_by_default(tmp_path: Path) -> None:
+    task = FileTask(TaskSettings(name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0))
+    try:
+        assert task.verify(task.train[0], r"so \boxed{\frac{6}{3}}").right
+        assert not task.verify(task.train[0], r"so \boxed{3}").right
+    finally:
+        task.close()
+
+
+def test_filters_by_difficulty_and_length(tmp_path: Path) -> None:
+    path = tmp_path / "graded.jsonl"
+    rows = [{"problem": "x" * n, "answer": "1", "difficulty": 10.0 * n} for n in range(1, 7)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"name": "file", "path": str(path), "heldout": 0, "chat": False, "instruction": ""}
+
+    def length(query: Query) -> int:
+        return len(query.prompt)
+
+    graded = FileTask(TaskSettings(**options, min_difficulty=20, max_difficulty=50, max_prompt_tokens=4), length)
+    assert [q.prompt for q in graded.train] == ["xx", "xxx", "xxxx"]
+    with pytest.raises(TaskError, match="none of the 6 problems"):
+        FileTask(TaskSettings(**options, min_difficulty=90), length)
+
+
+def test_named_sets_are_found_in_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R3_DATA", str(Path(__file__).parents[1] / "data"))
+    task = FileTask(TaskSettings(name="file", path="aime24", heldout_path="aime25", heldout=30))
+    assert (len(task.train), len(task.heldout)) == (30, 30)
+    with pytest.raises(TaskError, match="R3_DATA"):
+        FileTask(TaskSettings(name="file", path="deepscaler"))

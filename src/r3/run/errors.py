@@ -24,11 +24,11 @@ def write_failed(path: Path, error: OSError, wanted: str) -> RunError:
     if reason is None:
         return RunError(
             f"{path}: cannot write {wanted} ({error.strerror or error}); nothing half-written was kept: check that "
-            "the disk is healthy and the directory may be written, then resume the run with r3 train --resume"
+            "the disk is healthy and the directory may be written, then go on with it (r3 train --resume)"
         )
     return RunError(
         f"{path}: cannot write {wanted}: {reason} ({free_bytes(path):,} bytes free); nothing half-written was kept: "
-        "free some space, then resume the run with r3 train --resume"
+        "free some space, then go on with it (r3 train --resume)"
     )
 
 

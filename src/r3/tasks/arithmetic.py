@@ -113,6 +113,9 @@ class ArithmeticTask:
     def verify(self, query: Query, completion: str) -> Verdict:
         return judge(query.answer, completion)
 
+    def close(self) -> None:
+        """Nothing to let go of."""
+
 
 def _queries(problems: Sequence[Problem]) -> list[Query]:
     return [Query(problem.question, problem.question, problem.answer) for problem in problems]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from r3.samples import Query
+from r3.verify.base import Verdict
+
+__all__ = ["Task", "TaskError", "Verdict"]
 
 
 class TaskError(ValueError):
     """A task that cannot be used; the message names the setting and the fix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Right or wrong, and why."""
-
-    right: bool
-    reason: str
 
 
 class Task(Protocol):
@@ -35,4 +29,8 @@ class Task(Protocol):
 
     def verify(self, query: Query, completion: str) -> Verdict:
         """Whether a complete (not truncated) response is right. Called from several threads at once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of workers, if there are any."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from r3.rollout.protocol import Engine, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks import Task, load_task
 from r3.tasks.base import TaskError
-from r3.train.policy import Policy
+from r3.train.policy import Policy, load_tokenizer, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
-    task = load_task(config.task, config.run.seed)
+    task = load_task(config.task, config.run.seed, prompt_length(config))
     check_task(task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
@@ -52,6 +52,15 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     )
     heldout = [(query, plain_prompt(query, policy.tokenizer)) for query in task.heldout]
     return Parts(config, task, policy, make_engine(config, policy), sampling, heldout)
+
+
+def prompt_length(config: Config) -> Callable[[Query], int] | None:
+    """Counts the tokens of a query's prompt, where a filter asks for it; the tokenizer alone is loaded for that."""
+    if config.task.max_prompt_tokens is None:
+        return None
+    tokenizer = load_tokenizer(resolve(config.model.path), config.model)
+    check_template(config, config.task.chat, tokenizer)
+    return lambda query: len(plain_prompt(query, tokenizer))
 
 
 def make_engine(config: Config, policy: Policy) -> Engine:
@@ -76,14 +85,18 @@ def check_task(task: Task) -> None:
         )
 
 
-def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> int:
-    """Every prompt can be built and fits the model's context with the response; returns the longest prompt's tokens."""
-    chats = any(not isinstance(query.prompt, str) for query in task.train)
+def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
+    """A chat needs a template to become a prompt."""
     if chats and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"model.path={config.model.path}: its tokenizer has no chat template, and the task's queries are chats; "
             "set task.chat=false for plain-text prompts, or use a chat model"
         )
+
+
+def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> int:
+    """Every prompt can be built and fits the model's context with the response; returns the longest prompt's tokens."""
+    check_template(config, any(not isinstance(query.prompt, str) for query in task.train), tokenizer)
     longest, query_id = max((len(plain_prompt(query, tokenizer)), query.id) for query in task.train)
     room = config.rollout.max_tokens
     if max_context is not None and longest + room > max_context:

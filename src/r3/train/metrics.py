@@ -15,7 +15,8 @@ from r3.method.step import StepResult
 from r3.samples import Sample
 from r3.train.update import UpdateReport
 
-TIMINGS = ("seconds/", "tokens_per_second", "memory/")
+FAILURES = ("timeout", "memory", "crashed", "error")
+"""Verdicts that say something of the verifier rather than of the answer."""
 
 
 def step_metrics(
@@ -39,6 +40,7 @@ def step_metrics(
         "entropy": _mean_entropy(fresh),
         "length/mean": _mean(len(s) for s in fresh),
         "length/max": max((len(s) for s in fresh), default=0),
+        **{f"verify/{reason}": sum(s.verdict == reason for s in fresh) for reason in FAILURES},
         "tokens/generated": tokens,
         "tokens/trained": report.tokens,
         **counts,

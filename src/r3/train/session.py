@@ -158,6 +158,7 @@ class _Session:
                     self._checkpoint()
         finally:
             self.trainer.sampler.close()
+            self.parts.task.close()
             for sink in self.sinks:
                 sink.close()
         if stop:

@@ -1,0 +1,247 @@
+"""An evaluation: n answers to every problem of some benchmarks, judged as they come, kept, and summed up.
+
+    out/about.json        what made the answers; another evaluation cannot be continued here by mistake
+    out/responses.jsonl   every answer with its verdict
+    out/results.json      all numbers
+    out/results.md        the same as tables
+    out/lock              held while a process works here
+
+Started again, it goes on with the answers that are missing. Every answer has a seed of its own, made of the
+evaluation's seed, the task, the problem and the answer's number: it does not matter when, in which batch or after how
+many interruptions it is drawn. That takes a prompt's prefill for each answer instead of for each problem, which is
+small beside the thousands of tokens of an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r3.evaluate.responses import ANSWER_LIMIT, Finished, Judged, Key, ResponseLog
+from r3.evaluate.results import Results, by_problem, summarise, write_results
+from r3.rollout.protocol import Engine, Request, Sampling
+from r3.run.errors import write_failed
+from r3.run.files import write_atomically
+from r3.run.lock import lock_run
+from r3.samples import IntArray, Query
+from r3.tasks.base import TaskError
+from r3.tasks.files import last_boxed
+
+Judge = Callable[[Query, str, bool], tuple[bool, str]]
+"""(query, completion, truncated) → right or wrong, and why. Called from several threads at once."""
+Progress = Callable[[int, int | None], None]
+"""Told how many answers are in, and how many there will be (None: not known)."""
+
+JUDGES = 8
+"""Threads that wait for verdicts."""
+BACKLOG = 256
+"""Most answers that wait for one, before no more are drawn."""
+BATCH, SECONDS = 64, 5.0
+"""Verdicts are written when so many are in, or after so long."""
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""What a maths answer votes for: the last \boxed{}, white space and dollar signs aside."""
+    box = last_boxed(text)
+    return "".join(box.split()).strip("$") or None if box is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Problems and who judges their answers."""
+
+    name: str
+    title: str
+    queries: Sequence[Query]
+    judge: Judge
+    extract: Callable[[str], str | None] = boxed_answer
+    """What an answer votes for in majority@n; None for nothing."""
+
+
+def evaluate_model(
+    engine: Engine,
+    tokenizer: Any,
+    benchmarks: Sequence[Benchmark],
+    sampling: Sampling,
+    samples: int,
+    out: Path,
+    *,
+    encode: Callable[[Query], IntArray],
+    model: str,
+    about: Mapping[str, Any],
+    notes: Mapping[str, Any] | None = None,
+    ks: Sequence[int] = (),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Results:
+    """Draw, judge and sum up `samples` answers to each problem; `encode` makes a query's prompt.
+
+    `about` is what the answers depend on beside the sampling and the seed (the model, the grader, …): an evaluation can
+    only be continued with the same. `notes` are what the results should say besides (which problems were chosen, …).
+    """
+    drawn_with = {
+        **about,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "seed": seed,
+    }
+    wanted = [(mark, query, i) for mark in benchmarks for query in mark.queries for i in range(samples)]
+    with evaluation(out, drawn_with) as log:
+        missing = [(mark, query, i) for mark, query, i in wanted if (mark.name, query.id, i) not in log.judged]
+        prompts = {(mark.name, query.id): encode(query) for mark in benchmarks for query in mark.queries}
+        requests = [
+            Request(prompts[mark.name, query.id], 1, _seed(f"{seed}/{mark.name}/{query.id}/{i}"))
+            for mark, query, i in missing
+        ]
+
+        def finished() -> Iterator[Finished]:
+            for response in engine.generate(requests, sampling) if requests else ():
+                mark, query, i = missing[response.request]
+                text = tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
+                yield Finished(mark.name, query, i, text, len(response.tokens), response.finish == "length")
+
+        _judge_all(finished(), log, benchmarks, _counted(progress, log, len(wanted) - len(missing), len(wanted)))
+        return _summed_up(
+            log, benchmarks, samples, out, model=model, about={**drawn_with, **(notes or {})}, ks=ks, seed=seed
+        )
+
+
+def score_responses(
+    responses: Iterable[Finished],
+    benchmarks: Sequence[Benchmark],
+    out: Path,
+    *,
+    model: str,
+    about: Mapping[str, Any],
+    notes: Mapping[str, Any] | None = None,
+    ks: Sequence[int] = (),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Results:
+    """Judge and sum up responses that exist already; those judged before are not judged again."""
+    with evaluation(out, about) as log:
+        done: set[Key] = set(log.judged)
+        missing = (one for one in responses if (one.task, one.query.id, one.sample) not in done)
+        _judge_all(missing, log, benchmarks, _counted(progress, log, len(done)))
+        return _summed_up(log, benchmarks, None, out, model=model, about={**about, **(notes or {})}, ks=ks, seed=seed)
+
+
+@contextmanager
+def evaluation(out: Path, about: Mapping[str, Any]) -> Iterator[ResponseLog]:
+    """The log of an evaluation that is new, or was made in the same way; no other process can write to it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_failed(out, error, "a directory") from error
+    lock = lock_run(out / "lock")
+    try:
+        _check_about(out / "about.json", about)
+        with closing(ResponseLog(out / "responses.jsonl")) as log:
+            yield log
+    finally:
+        lock.release()
+
+
+def _check_about(path: Path, about: Mapping[str, Any]) -> None:
+    given = json.loads(json.dumps(dict(about)))
+    if not path.exists():
+        write_atomically(path, (json.dumps(given, indent=2) + "\n").encode())
+        return
+    try:
+        before = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path}: cannot be read ({error}); choose another --out") from error
+    names = dict.fromkeys([*before, *given])
+    changed = [f"{n} {before.get(n)!r} → {given.get(n)!r}" for n in names if before.get(n) != given.get(n)]
+    if changed:
+        raise TaskError(
+            f"{path.parent} holds an evaluation made otherwise ({', '.join(changed)}); choose another --out, or the "
+            "same settings to continue it"
+        )
+
+
+def _judge_all(
+    finished: Iterable[Finished], log: ResponseLog, benchmarks: Sequence[Benchmark], tell: Callable[[], None]
+) -> None:
+    """Judge the answers on other threads while more are drawn, and keep them in the order in which they came."""
+    by_name = {mark.name: mark for mark in benchmarks}
+    waiting: deque[Future[tuple[Judged, str]]] = deque()
+    ready: list[tuple[Judged, str]] = []
+
+    def keep() -> None:
+        log.append(ready)
+        ready.clear()
+        tell()
+
+    tell()
+    with ThreadPoolExecutor(JUDGES, thread_name_prefix="r3-judge") as pool:
+        written = time.monotonic()
+        try:
+            for one in finished:
+                waiting.append(pool.submit(_judged, one, by_name[one.task]))
+                while waiting and (waiting[0].done() or len(waiting) > BACKLOG):
+                    ready.append(waiting.popleft().result())
+                if len(ready) >= BATCH or time.monotonic() - written > SECONDS:
+                    keep()
+                    written = time.monotonic()
+            while waiting:
+                ready.append(waiting.popleft().result())
+        finally:  # whatever was drawn is kept, also when the engine fails, a judge does, or the user stops it
+            ready += [verdict.result() for verdict in waiting if verdict.exception() is None]
+            keep()
+
+
+def _judged(one: Finished, benchmark: Benchmark) -> tuple[Judged, str]:
+    right, reason = benchmark.judge(one.query, one.text, one.truncated)
+    answer = None if one.truncated else benchmark.extract(one.text)
+    judged = Judged(
+        task=one.task,
+        id=one.query.id,
+        sample=one.sample,
+        right=right and not one.truncated,  # whatever the judge says: a cut answer is not an answer
+        reason=reason,
+        answer=answer[:ANSWER_LIMIT] if answer is not None else None,
+        tokens=one.tokens,
+        truncated=one.truncated,
+    )
+    return judged, one.text
+
+
+def _counted(progress: Progress | None, log: ResponseLog, before: int, total: int | None = None) -> Callable[[], None]:
+    """Tells the progress over this evaluation's answers; the log may hold others (more samples, more tasks)."""
+    others = len(log.judged) - before
+
+    def tell() -> None:
+        if progress is not None:
+            progress(len(log.judged) - others, total)
+
+    return tell
+
+
+def _summed_up(
+    log: ResponseLog, benchmarks: Sequence[Benchmark], samples: int | None, out: Path, **options: Any
+) -> Results:
+    ids = {mark.name: [query.id for query in mark.queries] for mark in benchmarks}
+    results = summarise(
+        answers=by_problem(log.judged.values(), ids, samples),
+        sizes={name: len(of_task) for name, of_task in ids.items()},
+        titles={mark.name: mark.title for mark in benchmarks},
+        **options,
+    )
+    write_results(results, out)
+    return results
+
+
+def _seed(name: str) -> int:
+    """A 63-bit seed that any change of the name changes."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,211 @@
+"""Maths sets by name, files and Hugging Face datasets as queries: stable ids, one prompt form, filters, seeded order.
+
+The named sets are files that are looked for in the folder that the environment variable R3_DATA names. Their rows have
+`id`, `problem` and `answer`; a file of one's own needs a question and an answer column, whatever they are called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r3.samples import Message, Query
+from r3.tasks.base import TaskError
+from r3.tasks.rows import read_rows
+
+INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSet:
+    """A set that is known by name: which file holds it, how many rows it has, where it comes from."""
+
+    title: str
+    """As a results table calls it."""
+    stem: str
+    """The file's name without its suffix."""
+    rows: int
+    source: str
+    """Where to get it."""
+    licence: str
+
+
+_DEEPSCALER = "github.com/agentica-project/deepscaler, deepscaler/data"
+_QWEN = "github.com/QwenLM/Qwen2.5-Math, evaluation/data"
+_GSM8K = "github.com/openai/grade-school-math, grade_school_math/data"
+
+EVALUATION: Mapping[str, NamedSet] = {
+    "aime24": NamedSet("AIME24", "eval_aime24", 30, f"{_DEEPSCALER}/test/aime.json", "MIT"),
+    "aime25": NamedSet(
+        "AIME25", "eval_aime25", 30, "github.com/PraMamba/DeepScaleR, deepscaler/data/test/aime-2025.json", "MIT"
+    ),
+    "math500": NamedSet("MATH500", "eval_math500", 500, f"{_DEEPSCALER}/test/math.json", "MIT"),
+    "amc23": NamedSet("AMC23", "eval_amc23", 40, f"{_QWEN}/amc23/test.jsonl", "MIT"),
+    "amc": NamedSet("AMC22-23", "eval_amc_2022_2023", 83, f"{_DEEPSCALER}/test/amc.json", "MIT"),
+    "minerva": NamedSet("Minerva", "eval_minerva", 272, f"{_QWEN}/minerva_math/test.jsonl", "MIT"),
+    "olympiadbench": NamedSet("Olympiad", "eval_olympiadbench", 675, f"{_DEEPSCALER}/test/olympiad_bench.json", "MIT"),
+    "gsm8k-test": NamedSet("GSM8K", "eval_gsm8k_test", 1319, f"{_GSM8K}/test.jsonl", "MIT"),
+}
+TRAINING: Mapping[str, NamedSet] = {
+    "deepscaler": NamedSet(
+        "DeepScaleR",
+        "train_deepscaler",
+        30_295,
+        "github.com/limenlp/verl, verl/data/deepscaler_*_train.parquet, and four smaller subsets of DeepScaleR",
+        "Apache-2.0 and MIT",
+    ),
+    "math": NamedSet("MATH", "train_math", 7_468, f"{_DEEPSCALER}/train/math.json", "MIT"),
+    "gsm8k": NamedSet("GSM8K", "train_gsm8k", 7_473, f"{_GSM8K}/train.jsonl", "MIT"),
+}
+SETS: Mapping[str, NamedSet] = {**TRAINING, **EVALUATION}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a file calls its columns. Two are enough: without an id, the id is a hash of the question."""
+
+    question: str = "problem"
+    answer: str = "answer"
+    id: str = "id"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """How a problem is put to the model."""
+
+    chat: bool = True
+    """As a user's turn for the chat template; else as plain text."""
+    instruction: str = INSTRUCTION
+
+    def prompt(self, problem: str) -> str | tuple[Message, ...]:
+        asked = f"{problem}\n\n{self.instruction}" if self.instruction else problem
+        return (Message("user", asked),) if self.chat else asked
+
+
+def load_set(name: str, *, folder: str | Path | None = None, prompting: Prompting | None = None) -> list[Query]:
+    """A named set, from `folder` or else from R3_DATA."""
+    known = SETS.get(name)
+    if known is None:
+        raise TaskError(f"no data set {name!r}; known are {', '.join(SETS)}, or give the path of a file")
+    path = find_file(known, folder)
+    queries = queries_of(read_rows(path), path, prompting=prompting)
+    if len(queries) != known.rows:
+        raise TaskError(
+            f"{path}: {len(queries):,} rows, but {name} has {known.rows:,}; get the whole file again "
+            f"({known.source}), or give the path of a file of your own instead of the name {name}"
+        )
+    return queries
+
+
+def load_file(path: Path, *, columns: Columns | None = None, prompting: Prompting | None = None) -> list[Query]:
+    """A JSONL, JSONL.GZ, JSON or Parquet file of the user's own."""
+    return queries_of(read_rows(path), path, columns=columns, prompting=prompting)
+
+
+def load_hub(
+    name: str,
+    *,
+    split: str = "train",
+    config: str | None = None,
+    columns: Columns | None = None,
+    prompting: Prompting | None = None,
+) -> list[Query]:
+    """A data set of the Hugging Face hub, or of a folder that its `datasets` library reads."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise TaskError(f"data set {name} needs Hugging Face datasets: pip install 'r3-rl[datasets]'") from error
+    rows = datasets.load_dataset(name, config, split=split)
+    return queries_of((dict(row) for row in rows), f"{name}, split {split}", columns=columns, prompting=prompting)
+
+
+def find_file(known: NamedSet, folder: str | Path | None = None) -> Path:
+    """The file of a named set in any of its formats."""
+    place = folder or os.environ.get("R3_DATA")
+    if place:
+        for suffix in SUFFIXES:
+            path = Path(place) / (known.stem + suffix)
+            if path.is_file():
+                return path
+    where = f"{place} holds no {known.stem}" if place else f"no folder is given for {known.stem}"
+    raise TaskError(
+        f"{where}{{{','.join(SUFFIXES)}}}: set R3_DATA to the folder that holds it, with columns id, problem and "
+        f"answer ({known.rows:,} rows, {known.licence}, from {known.source})"
+    )
+
+
+def queries_of(
+    rows: Iterable[Mapping[str, Any]],
+    where: str | Path,
+    *,
+    columns: Columns | None = None,
+    prompting: Prompting | None = None,
+) -> list[Query]:
+    """Rows as queries, in their order. All columns of a row reach the judge; `problem` is always the question alone."""
+    columns, prompting = columns or Columns(), prompting or Prompting()
+    queries: dict[str, Query] = {}
+    for number, row in enumerate(rows, 1):
+        for column in (columns.question, columns.answer):
+            if row.get(column) in (None, ""):
+                raise TaskError(
+                    f"{where}, row {number}: nothing in column {column!r} (there are {', '.join(map(str, row))}); "
+                    "name the columns of the question and the answer"
+                )
+        problem = str(row[columns.question])
+        query_id = str(row.get(columns.id) or hashlib.sha1(problem.encode()).hexdigest()[:16])
+        if query_id in queries:
+            raise TaskError(f"{where}, row {number}: id {query_id!r} appears twice; ids must be unique")
+        answer = str(row[columns.answer])
+        queries[query_id] = Query(query_id, prompting.prompt(problem), answer, {**row, "problem": problem})
+    if not queries:
+        raise TaskError(f"{where} holds no problems; give a file with at least one row")
+    return list(queries.values())
+
+
+def select(
+    queries: Iterable[Query],
+    *,
+    max_prompt_tokens: int | None = None,
+    length: Callable[[Query], int] | None = None,
+    difficulty: tuple[float, float] | None = None,
+    sources: Collection[str] = (),
+) -> list[Query]:
+    """The queries that pass every filter that is given, in their order.
+
+    `length` counts the tokens of a query's prompt. `difficulty` is a range of the column of that name (deepscaler's
+    goes from 0 to 100, both ends count); a query without one is left out, since nothing says that it belongs. `sources`
+    are values of the column `source`, whole or up to its first colon.
+    """
+    if max_prompt_tokens is not None and length is None:
+        raise ValueError("max_prompt_tokens needs length, the function that counts the tokens of a query's prompt")
+    kept = list(queries)
+    if sources:
+        wanted = set(sources)
+        kept = [query for query in kept if wanted & _source_names(query)]
+    if difficulty is not None:
+        low, high = difficulty
+        kept = [query for query in kept if low <= _difficulty(query) <= high]
+    if max_prompt_tokens is not None and length is not None:  # last: it is the only one that costs time
+        kept = [query for query in kept if length(query) <= max_prompt_tokens]
+    return kept
+
+
+def _source_names(query: Query) -> set[str]:
+    source = str(query.columns.get("source", ""))
+    return {source, source.partition(":")[0]}
+
+
+def _difficulty(query: Query) -> float:
+    value = query.columns.get("difficulty")
+    return float("nan") if value is None else float(value)  # NaN is in no range
+
+
+def seeded_order(queries: Sequence[Query], seed: int) -> list[Query]:
+    """An order that depends on the seed and the ids alone: not on the file's, nor on what else was filtered out."""
+    return sorted(queries, key=lambda query: hashlib.blake2b(f"{seed}/{query.id}".encode(), digest_size=16).digest())

@@ -1,0 +1,48 @@
+"""What a verifier is: a completion and a reference answer in, right or wrong and why out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Right or wrong, why (a short word of a fixed vocabulary, fit to be counted), and the seconds it took."""
+
+    right: bool
+    reason: str
+    seconds: float = 0.0
+
+
+class Case(NamedTuple):
+    """One completion to judge against its reference answer."""
+
+    completion: str
+    gold: str
+    truncated: bool = False
+
+
+class VerifierError(RuntimeError):
+    """A verifier that cannot work at all; the message names the fix. A bad answer is a verdict, never an error."""
+
+
+class Verifier(Protocol):
+    """Judges completions. Safe to call from several threads at once."""
+
+    def verify(self, completion: str, gold: str, *, truncated: bool = False) -> Verdict: ...
+
+    def verify_many(self, cases: Iterable[Case | tuple[str, str]]) -> list[Verdict]:
+        """The verdicts in the order of the cases."""
+        ...
+
+    def counts(self) -> Mapping[str, int]:
+        """How many verdicts had each reason so far, for the metrics."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...

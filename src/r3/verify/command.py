@@ -1,0 +1,79 @@
+r"""`r3 verify CASES.jsonl`: one case a line in, one verdict a line out, in order, as they come.
+
+In: {"id", "prediction", "gold"}, and optionally "kind": "answer" marks a prediction that is a bare final answer, which
+is then judged as if it stood in \boxed{}; any other kind, or none, is a whole model output.
+Out: {"id", "correct", "reason", "seconds"}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from r3.verify.base import Case, VerifierError
+from r3.verify.maths import MathSettings, MathVerifier
+
+_BATCH = 256
+
+
+def run(
+    path: str,
+    out: TextIO | None = None,
+    *,
+    bare: bool = False,
+    settings: MathSettings | None = None,
+    batch: int = _BATCH,
+) -> dict[str, int]:
+    """Judge the cases of a file, or of standard input for "-"; the counts of reasons.
+
+    `bare` takes every prediction without a box for a bare answer.
+    """
+    out = out or sys.stdout
+    source = nullcontext(sys.stdin) if path == "-" else _opened(path)
+    with source as lines, MathVerifier(settings) as verifier:
+        rows = _rows(path, lines)
+        while chunk := list(islice(rows, batch)):
+            cases = [Case(_completion(row, bare), row["gold"], bool(row.get("truncated"))) for row in chunk]
+            for row, verdict in zip(chunk, verifier.verify_many(cases), strict=True):
+                line = {
+                    "id": row["id"],
+                    "correct": verdict.right,
+                    "reason": verdict.reason,
+                    "seconds": round(verdict.seconds, 6),
+                }
+                out.write(json.dumps(line) + "\n")
+            out.flush()
+        return dict(verifier.counts())
+
+
+def _opened(path: str) -> TextIO:
+    try:
+        return Path(path).open(encoding="utf-8")
+    except OSError as error:
+        raise VerifierError(
+            f"cannot read {path} ({error.strerror}); give a JSONL file, or - for standard input"
+        ) from error
+
+
+def _rows(path: str, lines: TextIO) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise VerifierError(f"{path}, line {number}: not JSON ({error.msg}); every line is one object") from error
+        if not isinstance(row, dict) or not {"id", "prediction", "gold"} <= row.keys():
+            raise VerifierError(f"{path}, line {number}: a case needs the keys id, prediction and gold")
+        yield {**row, "prediction": str(row["prediction"]), "gold": str(row["gold"])}
+
+
+def _completion(row: dict[str, Any], bare: bool) -> str:
+    prediction: str = row["prediction"]
+    wrap = row.get("kind") == "answer" or (bare and "\\boxed" not in prediction)
+    return f"\\boxed{{{prediction}}}" if wrap else prediction

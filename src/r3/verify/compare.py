@@ -1,0 +1,136 @@
+"""Our policy on outlines: what may stand for what. How two single values compare is given by the caller.
+
+Answers are three-valued: True, False, or None for "cannot tell". The fast path and the symbolic one run the same rules
+and differ only in how they judge leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+from r3.verify.numbers import read_number, rounds_to
+from r3.verify.shapes import Chain, Items, Leaf, Matrix, is_name, renamed
+
+Any3 = bool | None
+AnyShape: TypeAlias = Leaf | Items | Chain | Matrix
+# Judges two leaves; and two texts of other outlines (an inequality against an interval).
+Judge: TypeAlias = Callable[[AnyShape, AnyShape], Any3]
+
+_REMARK_TOLERANCE = Fraction(1, 100)
+_UNORDERED = {"", "{}"}
+_MOST_ITEMS = 200  # of a set: each is compared with each
+
+
+def compare(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
+    """Whether the answer is the gold."""
+    if gold.text == answer.text and _complete(gold):
+        return True
+    if isinstance(gold, Chain) or isinstance(answer, Chain):
+        return _chains(gold, answer, judge)
+    if isinstance(gold, Leaf) and isinstance(answer, Leaf):
+        return judge(gold, answer)
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+            return False
+        return every(_ordered(g, a, judge) for g, a in zip(gold.rows, answer.rows, strict=True))
+    if isinstance(gold, Items) and isinstance(answer, Items):
+        return _items(gold, answer, judge)
+    for several, other in ((gold, answer), (answer, gold)):
+        if isinstance(several, Items) and several.brackets in _UNORDERED and isinstance(other, Leaf | Matrix):
+            pairs = ((item, other) if several is gold else (other, item) for item in several.items)
+            return every(compare(g, a, judge) for g, a in pairs) if several.items else judge(gold, answer)
+    return judge(gold, answer)
+
+
+def _complete(gold: AnyShape) -> bool:
+    """A gold equal to the answer in text decides, unless a unit or percent sign was set apart from that text."""
+    return not isinstance(gold, Leaf)
+
+
+def _items(gold: Items, answer: Items, judge: Judge) -> Any3:
+    brackets = {gold.brackets, answer.brackets}
+    if brackets <= _UNORDERED:
+        return _unordered(gold.items, answer.items, judge)
+    if brackets == {"∪"}:
+        return _unordered(gold.items, answer.items, judge) or judge(gold, answer)
+    if "∪" in brackets:
+        return judge(gold, answer)
+    if brackets == {"", "()"} or len(brackets) == 1:
+        if gold.names and sorted(gold.names) == sorted(answer.names):
+            answer = renamed(answer, gold.names)
+        return _ordered(gold.items, answer.items, judge)
+    return False  # a set is no tuple, and an open end no closed one
+
+
+def _ordered(gold: Sequence[AnyShape], answer: Sequence[AnyShape], judge: Judge) -> Any3:
+    if len(gold) != len(answer):
+        return False
+    return every(compare(g, a, judge) for g, a in zip(gold, answer, strict=True))
+
+
+def _unordered(gold: Sequence[AnyShape], answer: Sequence[AnyShape], judge: Judge) -> Any3:
+    """Equal as sets: each gold is among the answers and each answer among the golds."""
+    if max(len(gold), len(answer)) > _MOST_ITEMS:
+        return False
+    table = [[compare(g, a, judge) for a in answer] for g in gold]
+    rows = every(_some(row) for row in table)
+    columns = every(_some(row[j] for row in table) for j in range(len(answer)))
+    return every([rows, columns])
+
+
+def _chains(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
+    if isinstance(gold, Chain) and isinstance(answer, Chain):
+        if gold.subject and gold.subject == answer.subject:
+            return compare(_last(gold), Chain(answer.text, "", answer.parts, answer.remarks), judge)
+        if not gold.subject or not answer.subject or not is_name(gold.subject):
+            return judge(gold, answer)  # two equations
+        if read_number(_last(gold).text) and read_number(_last(answer).text):
+            return False  # y=5 is not x=5
+        return judge(gold, answer)
+    if isinstance(gold, Chain):
+        return compare(_last(gold), answer, judge) if gold.subject and is_name(gold.subject) else False
+    assert isinstance(answer, Chain)
+    if isinstance(gold, Items) and answer.subject and len(answer.parts) == 1:
+        return compare(gold, answer.parts[0], judge)
+    # Every part of a chain must hold: 7 = 5 is no way to write 5.
+    return every([*(compare(gold, part, judge) for part in answer.parts), *(_remark(gold, r) for r in answer.remarks)])
+
+
+def _last(gold: Chain) -> AnyShape:
+    return gold.parts[-1]
+
+
+def _remark(gold: AnyShape, remark: AnyShape) -> Any3:
+    """What follows ≈ is a remark on an exact answer: it must be near, it need not be well rounded."""
+    near = read_number(remark.text)
+    exact = read_number(gold.text)
+    if near is None:
+        return False
+    if exact is None:
+        return True  # the exact part before it is judged in full
+    if near.decimals is not None and rounds_to(exact.value, near):
+        return True
+    return abs(near.value - exact.value) <= _REMARK_TOLERANCE * abs(exact.value)
+
+
+def every(values: Iterable[Any3]) -> Any3:
+    """False if any is, None if that cannot be told, else True."""
+    result: Any3 = True
+    for value in values:
+        if value is False:
+            return False
+        if value is None:
+            result = None
+    return result
+
+
+def _some(values: Iterable[Any3]) -> Any3:
+    result: Any3 = False
+    for value in values:
+        if value:
+            return True
+        if value is None:
+            result = None
+    return result

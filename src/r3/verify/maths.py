@@ -1,0 +1,192 @@
+"""The maths verifier: our policy, the fast path, and math-verify in a cage for the rest."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from r3.verify import fast, policy
+from r3.verify.base import Case, Verdict
+from r3.verify.cage import Answer, Cage, CageSettings
+
+# Judged once before the first worker is forked: the parser's tables and sympy's late imports are then shared.
+_WARM_UP = (
+    ("x^2+2x+1", "(x+1)^2"), ("x<1", "-x>-1"), ("0<x<1", "(0,1)"), (r"\sqrt{8}+\pi", r"2\sqrt{2}+\pi"),
+    ("1+2i", "1-2i"),
+    (r"\tan^2(y)+1", r"\sec^2(y)"), ("2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}"), (r"\log_2(8)", "3"),
+    (r"(2,12)\cup(12,102)", r"(12,102)\cup(2,12)"),
+    (r"\begin{pmatrix}x\end{pmatrix}", r"\begin{pmatrix}2x\end{pmatrix}"),
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}"), (r"\frac{\sqrt{a+b}}{x_1}", r"\sqrt{a+b}/x_1"), (r"|x|", r"\sqrt{x^2}"),
+)  # fmt: skip
+_TARGET = "r3.verify.symbolic.decide"
+_PASSING = {"timeout", "memory", "crashed", "error"}  # may come out otherwise on a quieter machine: not remembered
+
+
+@dataclass(frozen=True, slots=True)
+class MathSettings:
+    """How much the symbolic path may take. The policy has no settings: one grader, one answer."""
+
+    workers: int = 2
+    seconds: float = 1.0
+    memory_mb: int = 1024
+    remembered: int = 65_536  # verdicts kept: the responses of a group often end in the same answer; 0 for none
+
+
+class MathVerifier:
+    """Judges boxed answers (docs/verifier.md). Any thread may use it; forked or pickled, it starts its own cage."""
+
+    def __init__(self, settings: MathSettings | None = None) -> None:
+        self.settings = settings or MathSettings()
+        self._cage_settings = CageSettings(
+            _TARGET,
+            workers=self.settings.workers,
+            seconds=self.settings.seconds,
+            memory_mb=self.settings.memory_mb,
+            warm_up=tuple({"args": pair, "kwargs": {}} for pair in _WARM_UP),
+        )
+        self._state = _State()
+
+    def verify(self, completion: str, gold: str, *, truncated: bool = False) -> Verdict:
+        return self.verify_many([Case(completion, gold, truncated)])[0]
+
+    def verify_many(self, cases: Iterable[Case | tuple[str, str]]) -> list[Verdict]:
+        state = self._here()
+        verdicts: list[Verdict | None] = []
+        asked: dict[tuple[str, str], list[int]] = {}
+        waiting: dict[tuple[str, str], Future[Answer]] = {}
+        for place, case in enumerate(map(_case, cases)):
+            verdict = _at_once(case, state)
+            verdicts.append(verdict if isinstance(verdict, Verdict) else None)
+            if isinstance(verdict, tuple):  # ask now: workers think while the fast path goes on
+                if verdict not in asked:
+                    waiting[verdict] = self._ask(state, verdict)
+                asked.setdefault(verdict, []).append(place)
+        for pair, places in asked.items():
+            verdict = _from_worker(waiting[pair].result())
+            if verdict.reason not in _PASSING:
+                state.remember(pair, verdict, self.settings.remembered)
+            for place in places:
+                verdicts[place] = verdict
+        done = [verdict for verdict in verdicts if verdict is not None]
+        state.count(done)
+        return done
+
+    def counts(self) -> Mapping[str, int]:
+        """How many verdicts had each reason so far, in this process."""
+        return self._here().counted()
+
+    def warm(self) -> Self:
+        """Start the workers now rather than at the first answer that needs them."""
+        state = self._here()
+        for future in [self._ask(state, ("x", "x+1")) for _ in range(self.settings.workers)]:
+            future.result()
+        return self
+
+    def close(self) -> None:
+        self._here().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MathVerifier, (self.settings,)
+
+    def _here(self) -> _State:
+        """This process's state: a forked child must not touch its parent's workers, nor wait for its locks."""
+        if self._state.owner != os.getpid():
+            self._state = _State()
+        return self._state
+
+    def _ask(self, state: _State, pair: tuple[str, str]) -> Future[Answer]:
+        return state.cage(self, self._cage_settings).submit([{"args": pair, "kwargs": {}}])[0]
+
+
+class _State:
+    """What belongs to one process: the cage, the remembered verdicts, the counts."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._lock = threading.Lock()
+        self._cage: Cage | None = None
+        self._remembered: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+
+    def cage(self, verifier: MathVerifier, settings: CageSettings) -> Cage:
+        with self._lock:
+            if self._cage is None:
+                self._cage = Cage(settings)
+                weakref.finalize(verifier, _close, self._cage, self.owner)
+            return self._cage
+
+    def recall(self, pair: tuple[str, str]) -> Verdict | None:
+        with self._lock:
+            if (verdict := self._remembered.get(pair)) is not None:
+                self._remembered.move_to_end(pair)
+            return verdict
+
+    def remember(self, pair: tuple[str, str], verdict: Verdict, limit: int) -> None:
+        with self._lock:
+            self._remembered[pair] = replace(verdict, seconds=0.0)
+            while len(self._remembered) > limit:
+                self._remembered.popitem(last=False)
+
+    def count(self, verdicts: Iterable[Verdict]) -> None:
+        with self._lock:
+            self._counts.update(verdict.reason for verdict in verdicts)
+
+    def counted(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        with self._lock:
+            cage, self._cage = self._cage, None
+        if cage is not None:
+            cage.close()
+
+
+def _close(cage: Cage, owner: int) -> None:
+    if os.getpid() == owner:
+        cage.close()
+
+
+def _case(case: Case | tuple[str, str]) -> Case:
+    return case if isinstance(case, Case) else Case(*case)
+
+
+def _at_once(case: Case, state: _State) -> Verdict | tuple[str, str]:
+    """A verdict from the policy, the fast path or memory; else the (gold, answer) that only a worker can judge."""
+    started = time.perf_counter()
+
+    def verdict(right: bool, reason: str) -> Verdict:
+        return Verdict(right, reason, time.perf_counter() - started)
+
+    if case.truncated:
+        return verdict(False, "truncated")
+    extract = policy.boxed_answer(case.completion)
+    if reason := extract.reason or policy.refusal(extract.answer):
+        return verdict(False, reason)
+    gold = policy.bare_gold(case.gold)
+    if not gold or len(gold) > policy.LONGEST_GOLD or policy.refusal(gold):
+        return verdict(False, "bad gold")
+    right = fast.decide(gold, extract.answer)
+    if right is not None:
+        return verdict(right, "match" if right else "different")
+    return state.recall((gold, extract.answer)) or (gold, extract.answer)
+
+
+def _from_worker(answer: Answer) -> Verdict:
+    if answer.failed:
+        return Verdict(False, answer.failed, answer.seconds)
+    right, reason = answer.result
+    return Verdict(right is True, str(reason), answer.seconds)

@@ -1,0 +1,153 @@
+"""The cage's inner side: one process that imports the judge once and forks cheap workers that can be killed.
+
+It is started as a fresh interpreter, so that it shares no threads, locks or CUDA state with its parent, and it never
+runs a thread itself, so that forking it is safe. It holds one end of a control socket; when the other end is gone, or
+its parent is, it ends, and its workers with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from r3.verify import wire
+
+_PARENT_CHECK_SECONDS = 1.0  # a forked sibling may hold a copy of the control socket: then only this tells
+_OPEN_FILES = 64
+_PR_SET_PDEATHSIG = 1
+
+
+def main(control_fd: int) -> None:
+    """Serve fork and reap requests until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means
+    parent = os.getppid()
+    control = socket.socket(fileno=control_fd)
+    settings = wire.receive(control)
+    if settings["preload"]:
+        target(settings["target"])
+        for case in settings["warm_up"]:
+            _answer(target(settings["target"]), case)
+    wire.send(control, "ready")
+    while True:
+        readable, _, _ = select.select([control], [], [], _PARENT_CHECK_SECONDS)
+        if os.getppid() != parent:
+            return
+        if readable and not _serve(control, settings):
+            return
+
+
+def _serve(control: socket.socket, settings: dict[str, Any]) -> bool:
+    """One request: a file descriptor asks for a worker behind it, a number asks to end and reap that worker."""
+    data, fds, _, _ = socket.recv_fds(control, 32, 1)
+    if not data:
+        return False
+    if not fds:
+        wire.send(control, _reap(int(data)))
+        return True
+    pid = os.fork()
+    if pid == 0:
+        _work(control, fds[0], settings)
+    os.close(fds[0])
+    wire.send(control, pid)
+    return True
+
+
+def _reap(pid: int) -> int:
+    """End a worker and say how it had ended. Only this process reaps, so a pid is never another's by now."""
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _work(control: socket.socket, fd: int, settings: dict[str, Any]) -> NoReturn:
+    """The worker: judge cases until the channel closes. It leaves without running the parent's exit handlers."""
+    code = 1
+    try:
+        _die_with_parent()
+        control.close()
+        channel = socket.socket(fileno=fd)
+        _limit(settings["memory_mb"], sealed=settings["sealed"])
+        function = target(settings["target"])
+        wire.send(channel, "ready")
+        while True:
+            for case in wire.receive(channel):
+                wire.send(channel, _answer(function, case))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """A hung worker reads no channel, so it would not notice. Linux only: elsewhere the channel's end must do."""
+    if sys.platform == "linux":
+        nursery = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != nursery:
+            raise EOFError("the nursery died before the line above")
+
+
+def _answer(function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any]:
+    """What the function says of one case. Whatever it raises is an answer too: it is counted under its name."""
+    try:
+        result = function(*case["args"], **case["kwargs"])
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+        return {"result": json.loads(json.dumps(result, default=float))}
+    except MemoryError:
+        return {"failed": "memory"}
+    except Exception as error:  # noqa: BLE001 a judge's fault must not take the worker along; the cage counts it
+        return {"failed": "error", "detail": f"{type(error).__name__}: {error}"[:500]}
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _limit(memory_mb: int, *, sealed: bool) -> None:
+    """Bound what a worker can take. Sealed, it can neither write, nor connect, nor start programs."""
+    soft = memory_mb * 2**20
+    if sys.platform == "linux":  # macOS refuses this limit
+        resource.setrlimit(resource.RLIMIT_AS, (soft, soft))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not sealed:
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nothing that a model wrote reaches the user's terminal
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    sys.addaudithook(_refuse)
+
+
+_REFUSED = (
+    "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.remove", "os.rename", "os.mkdir",
+    "os.rmdir", "os.kill", "shutil.", "urllib.", "ctypes.dlopen",
+)  # fmt: skip
+_MODULES = (".py", ".pyc", ".so")
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """Sympy imports parts of itself late, so modules may still be read; nothing else may be opened."""
+    if event == "open":
+        path, mode = str(arguments[0]), arguments[1]
+        if (mode and set(str(mode)) & set("wax+")) or not path.endswith(_MODULES):
+            raise PermissionError("a sealed worker opens no files")
+    elif event.startswith(_REFUSED):
+        raise PermissionError(f"a sealed worker may not {event}")
+
+
+def target(dotted: str) -> Callable[..., Any]:
+    """The function that a dotted path names."""
+    module, _, name = dotted.rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+    assert callable(function)
+    return function  # type: ignore[no-any-return]
