@@ -65,7 +65,8 @@ class TaskSettings(Settings):
     size: int = Field(256, ge=1)
     """arithmetic: how many training problems."""
     path: str | None = None
-    """file: a JSONL, JSON or Parquet file, or the name of a set in the folder R3_DATA (deepscaler, math, gsm8k)."""
+    """file: a JSONL, JSON or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a
+    data set of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
     heldout_path: str | None = None
     """file: the evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
     heldout: int = Field(512, ge=0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +122,31 @@ def test_bad_files_name_the_row(tmp_path: Path, text: str, message: str) -> None
         load_file(tmp_path / "own.jsonl")
 
 
-def test_hugging_face_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_datasets_are_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises(TaskError, match=r"pip install 'r3-rl\[datasets\]'"):
         load_hub("owner/name")
-    asked: list[Any] = []
 
-    def load_dataset(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
-        asked.append((arguments, options))
-        return ROWS
 
-    stand_in = types.SimpleNamespace(load_dataset=load_dataset)
-    monkeypatch.setitem(sys.modules, "datasets", stand_in)
-    queries = load_hub("owner/name", split="test", columns=Columns("question", "gold"))
-    assert [query.answer for query in queries] == ["2", "4", "6", "8"]
-    assert asked == [(("owner/name", None), {"split": "test"})]
+def test_hugging_face_datasets_give_the_same_queries_as_the_file(tmp_path: Path) -> None:
+    """The library itself, over a folder, in a process of its own: it decides at import where it caches."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rows = [{"question": f"{i}+{i}", "gold": str(2 * i)} for i in range(1, 5)]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = f"""
+from r3.config import TaskSettings
+from r3.tasks.files import FileTask
+task = FileTask(TaskSettings(name="file", path="hf:{folder}@test", heldout=1, question_column="question",
+                             answer_column="gold"))
+print([query.id for query in task.train], [query.answer for query in task.heldout])
+"""
+    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **offline}, check=True
+    )
+    queries = load_file(folder / "test.jsonl", columns=Columns("question", "gold"))
+    assert done.stdout.strip() == f"{[query.id for query in queries[:3]]} {[queries[3].answer]}"
 
 
 QUERIES = [

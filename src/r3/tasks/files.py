@@ -8,8 +8,10 @@ from pathlib import Path
 from r3.config import TaskSettings
 from r3.samples import Query
 from r3.tasks.base import TaskError
-from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_set, select
+from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_hub, load_set, select
 from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
+
+HUB = "hf:"
 
 
 class FileTask:
@@ -53,6 +55,9 @@ def _load(name: str, settings: TaskSettings) -> list[Query]:
     if name in SETS:
         return load_set(name, prompting=prompting)
     columns = Columns(question=settings.question_column, answer=settings.answer_column, id=settings.id_column)
+    if name.startswith(HUB):
+        hub, _, split = name.removeprefix(HUB).partition("@")
+        return load_hub(hub, split=split or "train", columns=columns, prompting=prompting)
     return load_file(Path(name), columns=columns, prompting=prompting)
 
 
