@@ -12,6 +12,7 @@ import io
 import numbers
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,7 +111,7 @@ class TensorBoardSink:
         self._file.append(record.getvalue())
 
 
-class _Service:
+class _Service(ABC):
     """What W&B and trackio share: one run, under an id kept in run.json, that is sent no step twice."""
 
     package: str
@@ -134,8 +135,8 @@ class _Service:
     def close(self) -> None:
         self._module.finish()
 
-    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None: ...
 
 
 class WandbSink(_Service):
