@@ -22,7 +22,7 @@ ALLOWED = {
     "verify": set(),
     "run": {"samples", "locks"},
     "tasks": {"samples", "config", "verify"},
-    "evaluate": {"samples", "rollout", "tasks", "run"},
+    "evaluate": {"samples", "rollout", "tasks", "run", "verify"},
 }
 
 

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from r3.config import TaskSettings
 from r3.samples import Message, Query
 from r3.tasks.base import TaskError
-from r3.tasks.files import FileTask, boxed_verdict, last_boxed
+from r3.tasks.files import FileTask, boxed_verdict
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 
@@ -64,7 +64,8 @@ def test_a_judge_of_ones_own_gets_the_columns(tmp_path: Path) -> None:
         (r"\boxed{41} no, \boxed{42}", True, "match"),
         (r"\boxed{42} no, \boxed{41}", False, "different"),
         (r"\boxed{}", False, "empty box"),
-        (r"\boxed{42", False, "no box"),
+        (r"\boxed{42", False, "unclosed box"),
+        (r"<think>\boxed{41}</think> \boxed{42}", True, "match"),
         ("42", False, "no box"),
     ],
 )
@@ -74,7 +75,6 @@ def test_the_boxed_judge(completion: str, right: bool, reason: str) -> None:
 
 
 def test_boxes_may_nest() -> None:
-    assert last_boxed(r"\boxed{\frac{1}{2}} .") == r"\frac{1}{2}"
     assert boxed_verdict(Query("q", "?", r"\frac{1}{2}"), r"\boxed{\frac{1}{2}}").right
 
 

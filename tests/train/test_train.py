@@ -158,6 +158,21 @@ def test_kl_and_several_updates(tmp_path: Path) -> None:
     assert any(line.get("update/kl/fresh", 0) > 0 for line in taught)
 
 
+def test_what_the_verifier_could_not_judge_is_counted(tmp_path: Path) -> None:
+    """A judge that raises, in the cage: wrong answers with that reason, and the run goes on."""
+    lines = train(tmp_path, task__verifier="tests.tasks.test_files.raises", task__caged="true", train__steps=1)
+    complete = 16 - round(16 * lines[1]["truncated"])
+    assert lines[1]["verify/error"] == complete > 0
+    assert (lines[1]["accuracy"], lines[1]["verify/timeout"]) == (0, 0)
+
+
+def test_the_maths_verifier_judges_a_run(tmp_path: Path) -> None:
+    """The default verifier, through r3 train: a random model boxes nothing, so all is wrong and none is an error."""
+    lines = train(tmp_path, task__verifier="math", train__steps=1)
+    assert lines[1]["accuracy"] == 0
+    assert all(lines[1][f"verify/{reason}"] == 0 for reason in ("timeout", "memory", "crashed", "error"))
+
+
 def test_nan_gradients_are_skipped_said_and_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,7 +33,7 @@ from r3.run.files import write_atomically
 from r3.run.lock import lock_run
 from r3.samples import IntArray, Query
 from r3.tasks.base import TaskError
-from r3.tasks.files import last_boxed
+from r3.verify.policy import boxed_answer
 
 Judge = Callable[[Query, str, bool], tuple[bool, str]]
 """(query, completion, truncated) → right or wrong, and why. Called from several threads at once."""
@@ -48,10 +48,9 @@ BATCH, SECONDS = 64, 5.0
 """Verdicts are written when so many are in, or after so long."""
 
 
-def boxed_answer(text: str) -> str | None:
-    r"""What a maths answer votes for: the last \boxed{}, white space and dollar signs aside."""
-    box = last_boxed(text)
-    return "".join(box.split()).strip("$") or None if box is not None else None
+def boxed_vote(text: str) -> str | None:
+    r"""What a maths answer votes for: the box that the verifier reads, white space and dollar signs aside."""
+    return "".join(boxed_answer(text).answer.split()).strip("$") or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Benchmark:
     title: str
     queries: Sequence[Query]
     judge: Judge
-    extract: Callable[[str], str | None] = boxed_answer
+    extract: Callable[[str], str | None] = boxed_vote
     """What an answer votes for in majority@n; None for nothing."""
 
 

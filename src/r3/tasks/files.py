@@ -10,6 +10,7 @@ from r3.samples import Query
 from r3.tasks.base import TaskError
 from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_hub, load_set, select
 from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
+from r3.verify.policy import boxed_answer
 
 HUB = "hf:"
 
@@ -103,26 +104,11 @@ def boxed_verdict(query: Query, completion: str) -> Verdict:
     >>> boxed_verdict(q, r"So \boxed{ 5/6 }.").right, boxed_verdict(q, "5/6").reason
     (True, 'no box')
     """
-    boxed = last_boxed(completion)
-    if boxed is None:
-        return Verdict(False, "no box")
-    if not _normalised(boxed):
-        return Verdict(False, "empty box")
-    right = _normalised(boxed) == _normalised(query.answer)
+    boxed = boxed_answer(completion)
+    if boxed.reason:
+        return Verdict(False, boxed.reason)
+    right = _normalised(boxed.answer) == _normalised(query.answer)
     return Verdict(right, "match" if right else "different")
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{…} holds, nested braces included; None without one or if it is not closed."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed{")
-    for i in range(begin - 1, len(text)):
-        depth += (text[i] == "{") - (text[i] == "}")
-        if depth == 0:
-            return text[begin:i]
-    return None
 
 
 def _normalised(answer: str) -> str:
