@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format types pytest clean
+.PHONY: help setup demo test lint format types pytest test-gpu clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -38,6 +38,9 @@ types: $(READY) ## mypy --strict on src/
 
 pytest: $(READY) ## the tests alone
 	$(BIN)/pytest -n 2
+
+test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,6 +51,8 @@ class ModelSettings(Settings):
     """Where to run; auto takes a CUDA card if there is one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    compile: bool = True
+    """On a CUDA card, compile the layers for rollout and update (a minute at the first run, then cached on disk)."""
     lora: LoraSettings = Field(default_factory=LoraSettings)
     """Low-rank adapters."""
 
@@ -97,8 +99,8 @@ class TaskSettings(Settings):
 class RolloutSettings(Settings):
     """Sampling the groups."""
 
-    engine: Literal["auto", "transformers"] = "auto"
-    """Which engine draws the samples; auto takes the fastest that runs here."""
+    engine: Literal["auto", "native", "transformers", "vllm"] = "auto"
+    """Which engine draws the samples; auto takes native on a CUDA card where it knows the model, else transformers."""
     group_size: int = Field(8, ge=2)
     """G: samples per prompt. A group of one has nothing to compare with."""
     max_tokens: int = Field(1024, ge=1)
@@ -111,6 +113,8 @@ class RolloutSettings(Settings):
     """Sample from the k likeliest tokens; 0 for all. The same warning applies."""
     max_rows: int = Field(256, ge=1)
     """Most responses generated side by side."""
+    memory: float = Field(0.85, gt=0, lt=1)
+    """Share of the card's free memory that the engine's key-value cache may take while it runs."""
 
 
 class TrainSettings(Settings):

@@ -20,14 +20,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from r3.attention import packed
 from r3.cli import main
 from r3.config import ModelSettings, TrainSettings
 from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
 from r3.method.step import WeightedSample
+from r3.train.head import LOGITS
 from r3.train.optimiser import Optimiser
-from r3.train.packing import pack, packed
-from r3.train.policy import Policy, Trajectory
+from r3.train.packing import Trajectory, pack, pack_sharing
+from r3.train.policy import Policy
 from r3.train.update import Updater, token_batch
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import overrides, save_model
@@ -89,6 +91,7 @@ def reference_loss(policy: Policy, batch: Sequence[WeightedSample], objective: O
     return total
 
 
+@pytest.mark.parametrize("sharing", [False, True], ids=["", "prompts shared"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "recomputed"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -99,8 +102,9 @@ def test_packed_gradients_equal_unpacked_ones(
     name: str,
     lora: bool,
     checkpointing: bool,
+    sharing: bool,
 ) -> None:
-    monkeypatch.setattr("r3.train.policy.HEAD_LOGITS", 7 * 98)  # chunks of seven positions: several to a micro-batch
+    monkeypatch.setitem(LOGITS, "cpu", 7 * 98)  # chunks of seven positions: several to a micro-batch
     objective = ObjectiveSettings(name=name)
     policy = policy_of(tmp_path, lora, checkpointing)
     trained = {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
@@ -109,9 +113,12 @@ def test_packed_gradients_equal_unpacked_ones(
     wanted = dict(zip(trained, torch.autograd.grad(expected, list(trained.values())), strict=True))
 
     total = torch.zeros(())
+    policy.shares_prompts = sharing
     lengths = [len(w.prompt) + len(w.sample) for w in batch]
-    microbatches = pack(lengths, budget=150)
+    whole = [Trajectory(w.prompt, w.sample.tokens) for w in batch]
+    microbatches = pack_sharing(whole, budget=150) if sharing else pack(lengths, budget=150)
     assert len(microbatches) > 2
+    assert sorted(i for chosen in microbatches for i in chosen) == list(range(len(batch)))
     with packed(policy.base):
         for chosen in microbatches:
             samples = [batch[i] for i in chosen]
@@ -145,16 +152,19 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.parametrize("sharing", [False, True], ids=["", "prompts shared"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_other_architectures_pack_exactly(name: str) -> None:
+def test_other_architectures_pack_exactly(name: str, sharing: bool) -> None:
     torch.manual_seed(0)
     model = ARCHITECTURES[name]().eval()
     policy = Policy(model, char_tokenizer(), ModelSettings(), base=model)
     policy.check_head()
+    policy.shares_prompts = sharing
     rng = np.random.default_rng(0)
+    prompts = {p: rng.integers(0, 97, p).astype(np.int32) for p in (3, 1, 12, 5)}
     sequences = [
-        Trajectory(rng.integers(0, 97, p).astype(np.int32), rng.integers(0, 97, r).astype(np.int32))
-        for p, r in ((3, 9), (1, 1), (12, 20), (5, 2))
+        Trajectory(prompts[p], rng.integers(0, 97, r).astype(np.int32))
+        for p, r in ((3, 9), (1, 1), (12, 20), (3, 4), (5, 2), (12, 1), (3, 14))
     ]
     with torch.no_grad():
         got = policy.statistics(sequences, temperature=1.0)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from r3.rollout.protocol import Request, Sampling
+from r3.samples import IntArray
 
 # All kernels of torch's attention but cuDNN's: that one compiles a plan for each new length, and in decoding every step
 # has a new length (measured on an H200, 1.8B parameters, 256 rows: 92 ms a step with it, 52 ms without).
@@ -20,10 +21,10 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 class CausalLM:
-    """A Hugging Face causal language model, called the one way decoding needs. Its weights are read in place."""
+    """A Hugging Face causal language model, called the ways decoding needs. Its weights are read in place."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self.model = model
         self._accepts = inspect.signature(model.forward).parameters.keys()
         layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
         foreign = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
@@ -40,14 +41,24 @@ class CausalLM:
 
     @property
     def _embedding(self) -> Tensor:
-        weight = self._model.get_input_embeddings().weight
+        weight = self.model.get_input_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight
 
+    @property
+    def vocabulary(self) -> int:
+        return len(self._embedding)
+
+    @property
+    def last_position(self) -> int:
+        """The last position the model has, as far as its config says."""
+        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return (positions or 2**31) - 1
+
     def check(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Refuse what the model cannot answer, before anything is generated."""
-        positions = getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        vocabulary = len(self._embedding)
+        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        vocabulary = self.vocabulary
         for place, request in enumerate(requests):
             length = len(request.prompt)
             if length == 0:
@@ -76,17 +87,39 @@ class CausalLM:
         options = {"position_ids": positions, "logits_to_keep": 1}
         options = {name: value for name, value in options.items() if name in self._accepts}
         with sdpa_kernel(_KERNELS):
-            output = self._model(
-                input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **options
-            )
+            output = self.model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
         logits: Tensor = output.logits[:, -1]
         return logits
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states, [tokens, vocab], as the model's own forward makes them."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        softcap = getattr(self.model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+    def own_logprobs(self, tokens: IntArray) -> Tensor:
+        """Log-probs of what follows these tokens, by the model's own forward and attention. [vocab]"""
+        ids = torch.from_numpy(tokens.astype("int64")).to(self.device)
+        with self.evaluating():
+            logits: Tensor = self.model(input_ids=ids.unsqueeze(0)).logits[0, -1]
+        return logits.float().log_softmax(-1)
+
+    @contextmanager
+    def attention(self, name: str) -> Iterator[None]:
+        """Another attention while the block runs. The config is what a forward looks at; that is all that is set."""
+        config = self.model.config
+        before = config._attn_implementation
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Dropout and the like off; afterwards every module is as it was."""
-        training = [module for module in self._model.modules() if module.training]
-        self._model.eval()
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
         try:
             yield
         finally:

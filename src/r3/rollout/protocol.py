@@ -3,8 +3,8 @@
 What an engine owes its caller:
 - `n` responses to every request, each exactly once, in any order, each as soon as it is finished, so that verifying
   overlaps with generating.
-- Log-probs and entropies of the very distribution the tokens were drawn from (after temperature, top-k and top-p),
-  from the same forward pass.
+- Log-probs of the very distribution the tokens were drawn from (after temperature, top-k and top-p), and its entropies,
+  from the same forward pass; an engine that cannot give entropies leaves them out.
 - A response depends on its prompt, its seed and the policy, not on what else was in the batch or when it ran
   (up to the floating-point noise of the kernels).
 - It knows nothing of rewards.
@@ -68,6 +68,10 @@ class Response:
 
 class Engine(Protocol):
     """A rollout engine over the policy being trained."""
+
+    exact: bool
+    """Whether log-probs are those of the policy's own forward, up to the noise of its kernels. If not, the update
+    corrects the difference with truncated importance weights."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Response]:
         """Yield every request's n responses as they finish."""

@@ -25,6 +25,8 @@ class TransformersEngine:
     ones take their places (each time costs a copy of the cache).
     """
 
+    exact = True
+
     def __init__(
         self, model: PreTrainedModel, *, max_rows: int, prefill_tokens: int = 16_384, refill: float = 0.25
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,9 @@ from r3.rollout.protocol import Engine, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks import Task, load_task
 from r3.tasks.base import TaskError
-from r3.train.policy import Policy, load_tokenizer, resolve
+from r3.train.policy import Policy, compiles, load_tokenizer, resolve
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,40 @@ def prompt_length(config: Config) -> Callable[[Query], int] | None:
 
 
 def make_engine(config: Config, policy: Policy) -> Engine:
-    """The rollout engine that the config names; auto is the only one so far that runs everywhere."""
-    from r3.rollout.transformers import TransformersEngine
+    """The rollout engine that the config names; auto takes native where it runs, else transformers, and says so."""
+    rollout, wanted = config.rollout, config.rollout.engine
+    try:
+        if wanted == "vllm":
+            from r3.rollout.vllm import VllmEngine
+
+            return VllmEngine(policy.base, resolve(config.model.path), max_rows=rollout.max_rows, memory=rollout.memory)
+        if wanted == "native" or (wanted == "auto" and policy.device.type == "cuda"):
+            engine = _native(config, policy)
+            if engine is not None:
+                return engine
+        from r3.rollout.transformers import TransformersEngine
+
+        return TransformersEngine(policy.base, max_rows=rollout.max_rows)
+    except ValueError as error:
+        raise ConfigError(f"rollout.engine={wanted}: {error}") from error
+
+
+def _native(config: Config, policy: Policy) -> Engine | None:
+    """The native engine, or None where auto may fall back from it."""
+    from r3.rollout.native import NativeEngine
 
     try:
-        return TransformersEngine(policy.base, max_rows=config.rollout.max_rows)
-    except ValueError as error:
-        raise ConfigError(f"rollout.engine={config.rollout.engine}: {error}") from error
+        return NativeEngine(
+            policy.base,
+            max_rows=config.rollout.max_rows,
+            memory=config.rollout.memory,
+            compile=compiles(config.model, policy.device),
+        )
+    except (ValueError, ImportError) as error:
+        if config.rollout.engine == "native":
+            raise ConfigError(f"rollout.engine=native: {error}; set rollout.engine=transformers") from error
+        log.warning("rollout.engine=auto: %s; the transformers engine runs it, more slowly", error)
+        return None
 
 
 def check_task(task: Task) -> None:

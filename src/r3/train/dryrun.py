@@ -11,7 +11,8 @@ from r3.config import Config, ConfigError
 from r3.tasks import load_task
 from r3.tasks.base import TaskError
 from r3.train.build import check_prompts, check_task
-from r3.train.policy import head_chunk, load_model_config, load_tokenizer, resolve
+from r3.train.head import chunk_size
+from r3.train.policy import load_model_config, load_tokenizer, pick_device, resolve
 from r3.train.session import total_steps
 
 # Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
@@ -126,13 +127,15 @@ def _memory(config: Config, shape: Any, parameters: int) -> list[str]:
     # With checkpointing a layer keeps its input; without, about 16 tensors of hidden size and 3 of the MLP's.
     per_layer = 1 if config.model.gradient_checkpointing else 16 + 3 * text.intermediate_size / text.hidden_size
     activations = budget * text.hidden_size * text.num_hidden_layers * per_layer * width
-    chunk = min(budget, head_chunk(text.vocab_size))
+    device = pick_device(config.model)
+    chunk = min(budget, chunk_size(text.vocab_size, device))
+    logits = 3 * 4 if device.type == "cpu" else 2 * width  # eager float32 copies; compiled, logits and their gradient
     parts = {
         "weights": parameters * width,
-        "gradients": trained * width,
+        "gradients (float32)": trained * 4,
         "optimiser (float32 masters and two moments)": trained * (12 if width == 2 else 8),
         f"activations of {budget:,} tokens (estimate)": activations,
-        f"logits of {chunk} positions": 3 * chunk * text.vocab_size * 4,
+        f"logits of {chunk} positions": logits * chunk * text.vocab_size,
         f"KV cache of {rows} rows × {config.rollout.max_tokens:,} tokens (upper bound)": rows
         * config.rollout.max_tokens
         * cache_token,

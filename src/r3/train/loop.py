@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from r3.method.step import StepResult, is_mixed, step
 from r3.samples import Group, IntArray, Query, Sample
 from r3.tasks.base import Task
 from r3.train.metrics import step_metrics
+from r3.train.packing import Trajectory
 from r3.train.sampler import Prompt, Sampler, seed_of
 from r3.train.stream import QueryStream
 from r3.train.update import Updater
@@ -56,6 +58,7 @@ class Trainer:
             groups = self.sample(prompts)  # a group per prompt, verified as responses finish
             groups += self.resample(groups)  # DAPO: other queries for groups without variance
             self.sampler.engine.release()  # its memory is the update's now
+            groups = self.with_entropies(groups)  # for SERR, where the engine gave none
         with self._timed("history"):
             history = self.history(groups)  # what replay may choose from
         with self._timed("method"):
@@ -117,6 +120,24 @@ class Trainer:
                 break
             more += self.sample(self.plain_prompts(batch), rounds)
         return more
+
+    def with_entropies(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups, with entropies where the ranking reward may look and the engine measured none."""
+        ranking = self.config.method.ranking
+        bare = [
+            (i, j)
+            for i, group in enumerate(groups)
+            if ranking.enabled and group.solve_none
+            for j, sample in enumerate(group.samples)
+            if sample.entropies is None and (sample.truncated or ranking.scope == "failed")
+        ]
+        if not bare:
+            return list(groups)
+        sequences = [Trajectory(groups[i].prompt, groups[i].samples[j].tokens) for i, j in bare]
+        samples = [list(group.samples) for group in groups]
+        for (i, j), entropies in zip(bare, self.updater.entropies(sequences), strict=True):
+            samples[i][j] = replace(samples[i][j], entropies=entropies)
+        return [replace(group, samples=tuple(own)) for group, own in zip(groups, samples, strict=True)]
 
     def history(self, groups: Sequence[Group]) -> Mapping[str, Sequence[Sample]]:
         """Past samples of the opposite outcome for every homogeneous group, as far as the age cap reaches."""

@@ -1,19 +1,32 @@
 """AdamW with float32 state for parameters of any type, a schedule, clipping, and a guard against bad gradients.
 
 Parameters in bfloat16 get a float32 master copy that AdamW steps; the result is rounded back into the parameters, which
-the rollout engine reads in place. Parameters in float32 are stepped themselves.
+the rollout engine reads in place. Their gradients are added up in float32 as each micro-batch's backward makes them,
+and not kept in bfloat16 besides. Parameters in float32 are stepped themselves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from r3.config import TrainSettings
+
+
+@torch.no_grad()
+def _into(master: Tensor, parameter: Tensor) -> None:
+    """Move a gradient that is complete for this backward into its master's."""
+    assert parameter.grad is not None
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad += parameter.grad
+    parameter.grad = None
 
 
 def learning_rate(update: int, total: int, settings: TrainSettings) -> float:
@@ -40,6 +53,9 @@ class Optimiser:
     def __init__(self, parameters: Iterable[Tensor], settings: TrainSettings, total_updates: int) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.register_post_accumulate_grad_hook(partial(_into, master))
         self.settings = settings
         self.total_updates = total_updates
         self.adamw = torch.optim.AdamW(
@@ -47,7 +63,7 @@ class Optimiser:
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
-            foreach=True,
+            **({"fused": True} if self._on_cuda() else {"foreach": True}),
         )
 
     def step(self, update: int) -> tuple[float, float] | None:
@@ -55,9 +71,6 @@ class Optimiser:
 
         A skipped update leaves parameters and state as they were.
         """
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
         rate = learning_rate(update, self.total_updates, self.settings)
         finite = math.isfinite(norm)
@@ -68,6 +81,9 @@ class Optimiser:
             self._write_back()
         self.clear()
         return (norm, rate) if finite else None
+
+    def _on_cuda(self) -> bool:
+        return bool(self.masters) and all(master.is_cuda for master in self.masters)
 
     @torch.no_grad()
     def _write_back(self) -> None:

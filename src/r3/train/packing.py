@@ -1,40 +1,93 @@
-"""Ragged sequences without padding: packed one after the other, under an attention that cannot leak between them.
+"""Micro-batches by a token budget, and the packed row that one forward takes.
 
-A micro-batch is one row of T tokens holding S whole sequences. Every layer of the model works on that row; only the
-attention needs to know where sequences begin. `packed_attention` is registered with transformers under the name
-`r3_packed`: inside it each sequence is moved to a row of its own, right-padded to the longest, and masked causally. The
-padding stands after the tokens, so no token ever sees it, and other sequences are in other rows: nothing can leak.
-Micro-batches hold sequences of like length (`pack` sorts them), so the padding inside attention costs little. It runs
-on any device and differentiates as usual.
+Where it is worth it (on a card, with variable-length attention), a prompt that several sequences begin with stands in
+the row once: its keys and values are computed once and every response reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
 
-PACKED = "r3_packed"
+from r3.attention import Layout, layout_of, to_device
+from r3.samples import IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where each token of a packed row stands when every sequence has a row of its own."""
+class Trajectory:
+    """A prompt and its response, as token ids."""
 
-    place_T: Tensor
-    """Flat index into [S, longest]."""
-    sequences: int
-    longest: int
+    prompt: IntArray
+    response: IntArray
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A packed row, and for every response token, in the order of the sequences given, where it and its past are."""
+
+    ids_T: Tensor
+    layout: Layout
+    before_R: Tensor
+    """Place of the token before it, which predicts it."""
+    targets_R: Tensor
+    """The token itself."""
+
+
+def row_of(sequences: Sequence[Trajectory], device: torch.device, *, share: bool) -> Row:
+    """Pack sequences into one row; with `share`, a prompt that several begin with is there once."""
+    parts: list[IntArray] = []
+    prefixes: list[int | None] = []
+    starts: list[int] = []
+
+    def place(part: IntArray, prefix: int | None) -> int:
+        starts.append(starts[-1] + len(parts[-1]) if parts else 0)
+        parts.append(part)
+        prefixes.append(prefix)
+        return len(parts) - 1
+
+    shared = _shared(sequences) if share else frozenset()
+    prompts: dict[bytes, int] = {}
+    before = []
+    for sequence in sequences:
+        n, key = len(sequence.prompt), sequence.prompt.tobytes()
+        if key in shared:
+            if key not in prompts:
+                prompts[key] = place(sequence.prompt, None)
+            first = starts[place(sequence.response, prompts[key])]
+            last = starts[prompts[key]] + n - 1
+        else:
+            first = starts[place(np.concatenate([sequence.prompt, sequence.response]), None)] + n
+            last = first - 1
+        before.append(torch.cat([torch.tensor([last]), torch.arange(first, first + len(sequence.response) - 1)]))
+    targets = torch.from_numpy(np.concatenate([sequence.response for sequence in sequences]))
+    layout = layout_of([len(part) for part in parts], device, prefixes=prefixes)
+    ids = torch.from_numpy(np.concatenate(parts))
+    return Row(
+        to_device(ids.long(), device), layout, to_device(torch.cat(before), device), to_device(targets.long(), device)
+    )
+
+
+def _shared(sequences: Sequence[Trajectory]) -> frozenset[bytes]:
+    """The prompts that more than one of the sequences has."""
+    seen: set[bytes] = set()
+    twice: set[bytes] = set()
+    for sequence in sequences:
+        key = sequence.prompt.tobytes()
+        (twice if key in seen else seen).add(key)
+    return frozenset(twice)
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Micro-batches (as indices) of at most `budget` tokens each, longest sequences first; a longer one goes alone.
+
+    Sequences of like length come together, so that padding inside attention costs little.
 
     >>> pack([3, 9, 4, 2], budget=8)
     [[1], [2, 0], [3]]
@@ -50,78 +103,19 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def layout_of(lengths: Sequence[int], device: torch.device) -> tuple[Layout, Tensor]:
-    """The layout of sequences of these lengths, and the position of each token within its sequence. [T]"""
-    lengths_S = torch.tensor(lengths)
-    starts_S = lengths_S.cumsum(0) - lengths_S
-    sequence_T = torch.repeat_interleave(torch.arange(len(lengths)), lengths_S)
-    position_T = torch.arange(int(lengths_S.sum())) - starts_S[sequence_T]
-    longest = int(lengths_S.max())
-    place_T = sequence_T * longest + position_T
-    return Layout(place_T.to(device), len(lengths), longest), position_T.to(device)
-
-
-def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    r3_layout: Layout | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface over one packed row: query [1, heads, T, D] → output [1, T, heads, D]."""
-    if r3_layout is None:
-        raise ValueError(
-            f"{type(module).__name__} did not pass the packing on to its attention; "
-            "this architecture cannot be trained packed: please report it"
-        )
-    if softcap is not None:
-        raise ValueError("attention logit soft-capping (Gemma 2) is not supported by the packed update")
-    q, k, v = (_unpack(x[0], r3_layout) for x in (query, key, value))
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    mask = None
-    if sliding_window is not None and sliding_window < r3_layout.longest:
-        at = torch.arange(r3_layout.longest, device=q.device)
-        mask = (at[:, None] >= at[None, :]) & (at[:, None] - at[None, :] < sliding_window)
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout
-    )
-    flat = out.transpose(1, 2).reshape(-1, *out.shape[1:2], out.shape[3])  # [S · longest, heads, D]
-    return flat[r3_layout.place_T].unsqueeze(0), None
-
-
-def _unpack(x: Tensor, layout: Layout) -> Tensor:
-    """[heads, T, D] → [S, heads, longest, D], zeros behind each sequence."""
-    heads, _, width = x.shape
-    rows = x.new_zeros(layout.sequences * layout.longest, heads, width)
-    rows = rows.index_copy(0, layout.place_T, x.transpose(0, 1))
-    return rows.view(layout.sequences, layout.longest, heads, width).transpose(1, 2)
-
-
-@contextmanager
-def packed(model: PreTrainedModel) -> Iterator[None]:
-    """The model with packed attention while the block runs, with its own attention again afterwards.
-
-    The backward pass belongs inside too: gradient checkpointing runs the forward again there.
-    """
-    before = model.config._attn_implementation
-    model.set_attn_implementation(PACKED)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-def is_packed(model: PreTrainedModel) -> bool:
-    return bool(model.config._attn_implementation == PACKED)
-
-
-AttentionInterface.register(PACKED, packed_attention)
+def pack_sharing(sequences: Sequence[Trajectory], budget: int) -> list[list[int]]:
+    """The same for rows that share prompts: sequences with the same prompt come together, and it counts once."""
+    places: dict[bytes, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        places.setdefault(sequence.prompt.tobytes(), []).append(i)
+    batches: list[list[int]] = []
+    room = 0
+    for together in places.values():
+        for number, i in enumerate(together):
+            extra = len(sequences[i].prompt) if number == 0 else 0
+            if not batches or len(sequences[i].response) + extra > room:
+                batches.append([])
+                room, extra = budget, len(sequences[i].prompt)
+            batches[-1].append(i)
+            room -= len(sequences[i].response) + extra
+    return batches

@@ -1,15 +1,11 @@
-"""The policy: a Hugging Face causal LM, and the log-probs and entropies of packed responses under it.
-
-The LM head is applied in chunks of positions, each recomputed in the backward pass, so that the logits of a whole
-micro-batch never exist: at 16,384 tokens and a vocabulary of 152k they would take 10 GB in float32, a chunk 270 MB.
-"""
+"""The policy: a Hugging Face causal LM, and the log-probs and entropies of packed responses under it."""
 
 from __future__ import annotations
 
 import copy
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,31 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from r3.attention import is_packed, packed
+from r3.compiled import CompiledLayers
 from r3.config import ConfigError, ModelSettings
-from r3.samples import IntArray
-from r3.train.packing import is_packed, layout_of, packed
+from r3.train.head import statistics as head_statistics
+from r3.train.packing import Trajectory, row_of
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # ours is enough: theirs would write over it
 
-HEAD_LOGITS = 2**26
-"""Most logits at a time, over all positions of a chunk: 270 MB in float32."""
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A prompt and its response, as token ids."""
-
-    prompt: IntArray
-    response: IntArray
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +49,9 @@ class Policy:
         self.tokenizer = tokenizer
         self.settings = settings
         self.device = next(base.parameters()).device
+        self.shares_prompts = self.device.type == "cuda" and base.dtype != torch.float32
+        """Whether a prompt that several sequences begin with is forwarded once: where attention is variable-length."""
+        self._compiled = CompiledLayers(base, "update") if compiles(settings, self.device) else None
         self._reference: PreTrainedModel | None = None
 
     @classmethod
@@ -104,38 +91,26 @@ class Policy:
             raise RuntimeError(
                 "gradient checkpointing runs the forward again: put the backward inside packed() as well"
             )
-        ids = torch.from_numpy(np.concatenate([part for s in sequences for part in (s.prompt, s.response)]))
-        layout, position_T = layout_of([len(s) for s in sequences], self.device)
-        before, target = _predicting([(len(s.prompt), len(s.response)) for s in sequences])
-        with packed(self.base):
-            hidden = self.base.get_decoder()(
-                input_ids=ids.to(self.device, torch.long).unsqueeze(0),
-                position_ids=position_T.unsqueeze(0),
+        row = row_of(sequences, self.device, share=self.shares_prompts)
+        with packed(self.base), self.compiled():
+            hidden_T = self.base.get_decoder()(
+                input_ids=row.ids_T.unsqueeze(0),
+                position_ids=row.layout.position_T.unsqueeze(0),
                 use_cache=False,
-                r3_layout=layout,
+                r3_layout=row.layout,
             ).last_hidden_state[0]
-        targets_T = ids[target].to(self.device, torch.long)
-        return self._head(hidden[before.to(self.device)], targets_T, temperature)
+        hidden_R = hidden_T.index_select(0, row.before_R)
+        vocabulary = self.base.config.get_text_config().vocab_size
+        return TokenStatistics(*head_statistics(self._head, hidden_R, row.targets_R, temperature, vocabulary))
 
-    def _head(self, hidden_T: Tensor, targets_T: Tensor, temperature: float) -> TokenStatistics:
-        parts = []
-        size = head_chunk(self.base.config.get_text_config().vocab_size)
-        for at in range(0, len(targets_T), size):
-            chunk = hidden_T[at : at + size], targets_T[at : at + size]
-            if torch.is_grad_enabled():
-                parts.append(checkpoint(self._head_chunk, *chunk, temperature, use_reentrant=False))
-            else:
-                parts.append(self._head_chunk(*chunk, temperature))
-        return TokenStatistics(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+    def compiled(self) -> AbstractContextManager[None]:
+        """The layers compiled, where the settings say so. As with `packed`, the backward belongs inside too."""
+        return self._compiled() if self._compiled is not None else nullcontext()
 
-    def _head_chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logits = self.base.get_output_embeddings()(hidden).float()
+    def _head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.base.get_output_embeddings()(hidden)
         softcap = getattr(self.base.config.get_text_config(), "final_logit_softcapping", None)
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        logs = torch.log_softmax(logits / temperature, dim=-1)
-        entropy = -(logs.detach().exp() * logs.detach()).sum(-1)
-        return logs.gather(1, targets.unsqueeze(1)).squeeze(1), entropy
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     @torch.no_grad()
     def check_head(self) -> None:
@@ -184,21 +159,6 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def _predicting(lengths: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """For every response token of a packed row: the place of the token before it, which predicts it, and its own."""
-    own, start = [], 0
-    for prompt, response in lengths:
-        own.append(torch.arange(start + prompt, start + prompt + response))
-        start += prompt + response
-    target = torch.cat(own)
-    return target - 1, target
-
-
-def head_chunk(vocabulary: int) -> int:
-    """Positions whose logits are held at a time."""
-    return max(1, HEAD_LOGITS // vocabulary)
-
-
 def resolve(path: str) -> str:
     """The folder of 'embedded', anything else as it is."""
     return str(EMBEDDED) if path == "embedded" else path
@@ -210,6 +170,11 @@ def pick_device(settings: ModelSettings) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device=cuda, but torch sees no CUDA card: set model.device=cpu or fix the driver")
     return torch.device(settings.device)
+
+
+def compiles(settings: ModelSettings, device: torch.device) -> bool:
+    """Whether layers are compiled: on a card, unless switched off."""
+    return settings.compile and device.type == "cuda"
 
 
 def pick_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:

@@ -121,7 +121,14 @@ class _Session:
         optimiser = Optimiser(
             parts.policy.model.parameters(), config.train, self.total_steps * config.train.updates_per_batch
         )
-        updater = Updater(parts.policy, optimiser, config.method.objective, config.train, config.rollout.temperature)
+        updater = Updater(
+            parts.policy,
+            optimiser,
+            config.method.objective,
+            config.train,
+            config.rollout.temperature,
+            exact=parts.engine.exact,
+        )
         sampler = Sampler(
             parts.engine,
             parts.task,

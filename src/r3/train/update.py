@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from r3.attention import packed, to_device
 from r3.config import TrainSettings
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.method.step import WeightedSample
+from r3.samples import FloatArray
 from r3.train.optimiser import Optimiser
-from r3.train.packing import pack, packed
-from r3.train.policy import Policy, Trajectory
+from r3.train.packing import Trajectory, pack, pack_sharing
+from r3.train.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +66,16 @@ class Updater:
         objective: ObjectiveSettings,
         settings: TrainSettings,
         temperature: float,
+        *,
+        exact: bool = True,
     ) -> None:
         self.policy = policy
         self.optimiser = optimiser
         self.objective = objective
         self.settings = settings
         self.temperature = temperature
+        self.exact = exact
+        """Whether the rollout's log-probs are the policy's own; if not, fresh samples are corrected like stale ones."""
         self.bad_in_a_row = 0
 
     def update(self, weighted: Sequence[WeightedSample], *, version: int, seed: Sequence[int]) -> UpdateReport:
@@ -102,7 +108,7 @@ class Updater:
         """Training mode and packed attention, forward and backward."""
         self.policy.base.train()
         try:
-            with packed(self.policy.base):
+            with packed(self.policy.base), self.policy.compiled():
                 yield
         finally:
             self.policy.base.eval()
@@ -114,15 +120,20 @@ class Updater:
         return [share.tolist() for share in np.array_split(order, updates)]
 
     def _microbatches(self, weighted: Sequence[WeightedSample], part: Sequence[int]) -> list[list[int]]:
-        lengths = [len(weighted[i].prompt) + len(weighted[i].sample) for i in part]
-        return [[part[j] for j in batch] for batch in pack(lengths, self.settings.tokens_per_microbatch)]
+        sequences, budget = [_sequence(weighted[i]) for i in part], self.settings.tokens_per_microbatch
+        sharing = self.policy.shares_prompts
+        batches = pack_sharing(sequences, budget) if sharing else pack([len(s) for s in sequences], budget)
+        return [[part[j] for j in batch] for batch in batches]
 
     def _backward(
         self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, scale: float
     ) -> tuple[Tensor, Diagnostics, Tensor]:
         samples = [weighted[i] for i in chosen]
         statistics = self.policy.statistics([_sequence(w) for w in samples], temperature=self.temperature)
-        batch = token_batch(samples, self.policy.device, _joined(old.proximal, chosen), _joined(old.reference, chosen))
+        proximal_T = _joined(old.proximal, chosen)
+        if proximal_T is None and not self.exact:
+            proximal_T = statistics.logprobs_T.detach()
+        batch = token_batch(samples, self.policy.device, proximal_T, _joined(old.reference, chosen))
         result = policy_loss(statistics.logprobs_T, batch, self.objective)
         (result.loss * scale).backward()
         return result.loss.detach(), result.diagnostics, statistics.entropies_T.detach()
@@ -150,7 +161,7 @@ class Updater:
         proximal: dict[int, Tensor] = {}
         reference: dict[int, Tensor] = {}
         if several:
-            moved = [i for i, w in enumerate(weighted) if w.origin == "replayed" or w.other_context]
+            moved = [i for i, w in enumerate(weighted) if w.origin == "replayed" or w.other_context or not self.exact]
             proximal = self._logprobs(self.policy, weighted, moved)
             for i, w in enumerate(weighted):
                 if i not in proximal:
@@ -159,6 +170,17 @@ class Updater:
             with self.policy.reference() as frozen:
                 reference = self._logprobs(frozen, weighted, range(len(weighted)))
         return OldLogprobs(proximal, reference)
+
+    @torch.no_grad()
+    def entropies(self, sequences: Sequence[Trajectory]) -> list[FloatArray]:
+        """Of each response, token by token, under the policy as it is now: for engines that give none."""
+        found: dict[int, FloatArray] = {}
+        for chosen in pack([len(s) for s in sequences], self.settings.tokens_per_microbatch):
+            batch = [sequences[i] for i in chosen]
+            entropies_T = self.policy.statistics(batch, temperature=self.temperature).entropies_T.cpu()
+            parts = entropies_T.split([len(s.response) for s in batch])
+            found.update(zip(chosen, (part.numpy() for part in parts), strict=True))
+        return [found[i] for i in range(len(sequences))]
 
     def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
@@ -179,13 +201,15 @@ def token_batch(
 ) -> TokenBatch:
     """The packed response tokens of these samples, as the objective wants them."""
     lengths = torch.tensor([len(w.sample) for w in samples])
+    sequence_T = torch.repeat_interleave(torch.arange(len(samples)), lengths)
+    behaviour_T = torch.from_numpy(np.concatenate([w.sample.logprobs for w in samples]))
     return TokenBatch(
-        sequence_T=torch.repeat_interleave(torch.arange(len(samples)), lengths).to(device),
-        behaviour_T=torch.from_numpy(np.concatenate([w.sample.logprobs for w in samples])).to(device),
-        advantage_S=torch.tensor([w.advantage for w in samples], dtype=torch.float32, device=device),
-        weight_S=torch.tensor([w.weight for w in samples], dtype=torch.float32, device=device),
-        origin_S=torch.tensor([ORIGINS.index(w.origin) for w in samples], device=device),
-        other_context_S=torch.tensor([w.other_context for w in samples], device=device),
+        sequence_T=to_device(sequence_T, device),
+        behaviour_T=to_device(behaviour_T, device),
+        advantage_S=to_device(torch.tensor([w.advantage for w in samples], dtype=torch.float32), device),
+        weight_S=to_device(torch.tensor([w.weight for w in samples], dtype=torch.float32), device),
+        origin_S=to_device(torch.tensor([ORIGINS.index(w.origin) for w in samples]), device),
+        other_context_S=to_device(torch.tensor([w.other_context for w in samples]), device),
         proximal_T=proximal_T,
         reference_T=reference_T,
     )

@@ -1,0 +1,165 @@
+"""The native engine: samples from the policy's own weights, in place, over a paged cache.
+
+No second copy of the model, nothing to synchronise after an update, and the log-probs and entropies of the very
+distribution each token was drawn from. `schedule` decides, `decoder` computes, `kernels` are what is ours on the GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Generator, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from r3.rollout.causal_lm import CausalLM
+from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
+from r3.rollout.native.decoder import Decoder
+from r3.rollout.native.forward import Unsupported
+from r3.rollout.native.ops import Ops, TorchOps, TritonOps
+from r3.rollout.native.pages import PagePool
+from r3.rollout.native.schedule import Prefill, Row, Schedule
+from r3.rollout.protocol import Request, Response, Sampling
+
+log = logging.getLogger(__name__)
+GIB = 2**30
+
+
+class NativeEngine:
+    """A rollout engine over a Hugging Face causal language model on a CUDA card; one `generate` runs at a time.
+
+    `max_rows` bounds how many responses are written at once; `memory` is the share of the device's free memory that
+    the cache may take; `steps` is how many tokens are written between two looks at what has finished; `compile` fuses
+    the small operations of a layer (seconds, once). Without a card it runs too, slowly: for tests.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_rows: int = 256,
+        memory: float = 0.85,
+        steps: int = 16,
+        compile: bool = False,
+        prefill_tokens: int = 16_384,
+        page: int = PAGE,
+        max_pages: int | None = None,
+        ops: Ops | None = None,
+    ) -> None:
+        self._policy = CausalLM(model)
+        self._max_rows, self._memory, self._prefill_tokens = max_rows, memory, prefill_tokens
+        self._max_pages = max_pages
+        self._cache = PagedCache(CacheShape.of(model, page), self._policy.device)
+        cuda = self._policy.device.type == "cuda"
+        self._decoder = Decoder(
+            self._policy, self._cache, ops or (TritonOps() if cuda else TorchOps()), steps=steps, compile=compile
+        )
+        self.preempted = 0
+        """Rows of the last `generate` that had to be written again from their prefix because the cache was full."""
+        # Weak, so that a caller who drops the responses half-way ends the work at once.
+        self._running: weakref.ref[Generator[Response, None, None]] | None = None
+        self._probe()
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
+        """Yield every request's n responses as they finish; an earlier call that was left unfinished is ended."""
+        self._end_running()
+        self._policy.check(requests, sampling)
+        responses = self._responses(requests, sampling)
+        self._running = weakref.ref(responses)
+        return responses
+
+    def release(self) -> None:
+        """Give the cache's memory back to the device, ending an unfinished `generate`; captured graphs stay."""
+        self._end_running()
+        self._cache.free()
+        if self._policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _responses(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
+        schedule = self._schedule(requests, sampling)
+        finished: list[Row] = []
+        while not schedule.over:
+            turn = schedule.next_turn()
+            self._decoder.prefill(turn.prefills, self._prefill_tokens)
+            self._cache.copy_pages(turn.copies)
+            self._decoder.start(schedule.running, schedule.table, sampling)
+            for row in finished:  # the caller's work on them overlaps with the device's on the next turn
+                yield row.response()
+            finished = schedule.record(*self._decoder.collect(len(schedule.running)))
+        for row in finished:
+            yield row.response()
+        self.preempted = schedule.preempted
+        if schedule.preempted:
+            log.info("the key-value cache was full %d times: rows were set back and resumed", schedule.preempted)
+
+    def _schedule(self, requests: Sequence[Request], sampling: Sampling) -> Schedule:
+        rows = min(self._max_rows, sum(request.n for request in requests))
+        pool = PagePool(self._reserve(requests, sampling, rows), self._cache.shape.page)
+        schedule = Schedule(
+            requests, sampling, pool, lanes=rows, steps=self._decoder.steps, prefill_tokens=self._prefill_tokens
+        )
+        self._decoder.prepare(rows, schedule.table.shape[1])
+        return schedule
+
+    def _reserve(self, requests: Sequence[Request], sampling: Sampling, rows: int) -> int:
+        """Pages of the cache for this work: as many as it can use, as far as memory goes."""
+        longest = max((len(request.prompt) for request in requests), default=1) + sampling.max_tokens
+        page = self._cache.shape.page
+        row = -(-(longest + self._decoder.steps) // page) + 1
+        wanted = rows * row + sum(-(-len(request.prompt) // page) for request in requests) + 1
+        least = row + 1
+        if self._cache.pages >= wanted:
+            return self._cache.pages
+        self._cache.free()
+        most = self._affordable()
+        if most < least:
+            size = self._cache.shape.page_bytes
+            raise ValueError(
+                f"a prompt and response of {longest} tokens need {least * size / GIB:.2f} GiB of key-value cache, but "
+                f"only {most * size / GIB:.2f} GiB may be used ({self._memory:.0%} of the free memory); lower "
+                "rollout.max_tokens, free memory on the device, or raise rollout.memory"
+            )
+        self._cache.allocate(min(wanted, most))
+        return self._cache.pages
+
+    def _affordable(self) -> int:
+        if self._policy.device.type != "cuda":
+            return self._max_pages or 2**20
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._policy.device)
+        pages = int(free * self._memory) // self._cache.shape.page_bytes
+        return min(pages, self._max_pages or pages)
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Compare one prefill and one step with the model's own forward: an architecture may do what we do not know."""
+        name = type(self._policy.model).__name__
+        tokens = np.arange(3, 9, dtype=np.int32) % self._policy.vocabulary
+        greedy = Sampling(max_tokens=1, stop_tokens=(), temperature=0)
+        pages = [*range(1, 2 + len(tokens) // self._cache.shape.page)]
+        row = Row(0, 0, tokens, 1, np.random.default_rng(0), pages=pages, lane=0)
+        try:
+            self._cache.allocate(1 + len(pages))
+            self._decoder.prepare(1, len(pages))
+            self._decoder.prefill([Prefill(tokens[:-1], pages)], self._prefill_tokens)
+            self._decoder.probe([row], np.array([pages], np.int32), greedy)
+        except Unsupported as error:
+            raise ValueError(f"{name} {error}") from error
+        finally:
+            self._cache.free()
+        drawn = self._decoder.collect(1)
+        expected = self._policy.own_logprobs(tokens)[int(drawn.tokens[0, 0])]
+        gap = abs(float(expected) - float(drawn.logprobs[0, 0]))
+        if not gap < (1e-3 if self._cache.shape.dtype == torch.float32 else 0.3):
+            raise ValueError(
+                f"{name} attends in a way the native engine does not know (log-probs off by {gap:.2g})"
+            )
+
+    def _end_running(self) -> None:
+        responses = self._running() if self._running is not None else None
+        if responses is not None:
+            responses.close()

@@ -1,0 +1,268 @@
+"""Which rows are written in which lanes, turn by turn: plain bookkeeping, the same on every device.
+
+A turn is a fixed number of decoding steps. Between turns, finished rows leave their lanes and waiting ones enter. A
+prompt is prefilled once; the rows of its group share its full pages and copy the last, partly filled one. Pages are
+taken as rows grow, not for the longest row that might be: at limits of 8K to 32K most rows stay far below theirs. When
+pages run out, prompts nobody reads yet give theirs back, then the youngest rows do: these go back to the head of the
+queue and are prefilled again with what they had written. So every row finishes, and with the same tokens.
+
+Prompts are prefilled but for their last token, which is the first that a row feeds in: every token of a response, the
+first included, comes out of a decoding step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from r3.rollout.native.pages import IDLE, OutOfPages, PagePool
+from r3.rollout.protocol import Request, Response, Sampling
+from r3.samples import FinishReason, FloatArray, IntArray
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A response being written, or waiting to be."""
+
+    request: int
+    index: int
+    prompt: IntArray
+    limit: int
+    """Most tokens of the response."""
+    generator: np.random.Generator
+    """Draws the uniform numbers that decide the tokens, as `uniform_stream` does."""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    entropies: array[float] = field(default_factory=lambda: array("f"))
+    finish: FinishReason | None = None
+    pages: list[int] = field(default_factory=list)
+    lane: int = -1
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose keys are in the cache between turns: all but the newest, which the next step feeds in."""
+        return len(self.prompt) + len(self.tokens) - 1
+
+    @property
+    def newest(self) -> int:
+        return self.tokens[-1] if self.tokens else int(self.prompt[-1])
+
+    def written(self) -> IntArray:
+        """The prompt and what was written so far, but for the newest token."""
+        return np.concatenate([self.prompt, np.array(self.tokens, np.int32)])[:-1]
+
+    def response(self) -> Response:
+        assert self.finish is not None
+        logprobs, entropies = np.array(self.logprobs, np.float32), np.array(self.entropies, np.float32)
+        return Response(self.request, self.index, np.array(self.tokens, np.int32), logprobs, entropies, self.finish)
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A request's prompt, in the cache while rows of it are still to start."""
+
+    tokens: IntArray
+    to_start: int
+    pages: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Tokens whose keys and values are to be computed into these pages."""
+
+    tokens: IntArray
+    pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What to do before the next steps: prefills first, then the copies of pages (all read before any is written)."""
+
+    prefills: list[Prefill]
+    copies: list[tuple[int, int]]
+
+
+class Schedule:
+    """The rows of one `generate`, over a pool of pages and a number of lanes."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        pool: PagePool,
+        *,
+        lanes: int,
+        steps: int,
+        prefill_tokens: int,
+    ) -> None:
+        self.pool, self.steps, self.prefill_tokens, self.lanes = pool, steps, prefill_tokens, lanes
+        self.running: list[Row] = []
+        """By lane, without holes."""
+        self.waiting = deque(
+            Row(place, index, request.prompt, sampling.max_tokens, np.random.default_rng([request.seed, index]))
+            for place, request in enumerate(requests)
+            for index in range(request.n)
+        )
+        self.prompts = [Prompt(request.prompt, request.n) for request in requests]
+        self.preempted = 0
+        """Rows sent back to the queue because pages ran out."""
+        longest = max((len(request.prompt) for request in requests), default=0) + sampling.max_tokens + steps
+        self.table = np.full((lanes, pool.pages_for(longest)), IDLE, np.int32)
+        """The pages of each lane's row, in order."""
+        self._stops = np.array(sampling.stop_tokens, np.int32)
+        self._admitted: list[Row] = []  # running rows, in the order they entered
+        self._leaving: list[list[int]] = []  # pages to give back once this turn's copies are listed
+
+    @property
+    def over(self) -> bool:
+        return not self.waiting and not self.running
+
+    def next_turn(self) -> Turn:
+        """Let rows grow, then enter; afterwards every running row has room for a turn's steps."""
+        crowded = self._grow()
+        turn = Turn([], [])
+        while not crowded and self.waiting and len(self.running) < self.lanes:
+            try:
+                self._enter(self.waiting[0], turn)
+            except OutOfPages:
+                if self.running:
+                    break
+                self._make_room()
+            else:
+                self.waiting.popleft()
+        if turn.prefills:
+            self._prefill_ahead(turn)
+        for pages in self._leaving:
+            self.pool.give_back(pages)
+        self._leaving.clear()
+        return turn
+
+    def record(self, tokens: npt.NDArray[np.int32], logprobs: FloatArray, entropies: FloatArray) -> list[Row]:
+        """Note a turn's tokens, [lanes, steps]; the rows they finished, which are gone from their lanes."""
+        n = len(self.running)
+        stopped = np.isin(tokens[:n], self._stops)
+        first_stop = np.where(stopped.any(1), stopped.argmax(1) + 1, self.steps + 1)
+        room = np.array([row.limit - len(row.tokens) for row in self.running])
+        ends = np.minimum(np.minimum(first_stop, room), self.steps)
+        finished = []
+        for row, end, stop in zip(list(self.running), ends.tolist(), first_stop.tolist(), strict=True):
+            for kept, new in ((row.tokens, tokens), (row.logprobs, logprobs), (row.entropies, entropies)):
+                kept.frombytes(new[row.lane, :end].tobytes())
+            if stop <= end:
+                row.finish = "stop"
+            elif len(row.tokens) == row.limit:
+                row.finish = "length"
+            if row.finish is not None:
+                finished.append(row)
+        for row in finished:
+            self._leave(row)
+        return finished
+
+    def _grow(self) -> bool:
+        """Pages for the next steps of every running row, oldest first; whether rows had to leave for that."""
+        before = self.preempted
+        for row in list(self._admitted):
+            while row.lane >= 0:
+                try:
+                    self._extend(row)
+                    break
+                except OutOfPages:
+                    self._make_room()
+        return self.preempted > before
+
+    def _extend(self, row: Row) -> None:
+        missing = self.pool.pages_for(row.cached + self.steps) - len(row.pages)
+        if missing > 0:
+            held = len(row.pages)
+            row.pages += self.pool.take(missing)
+            self.table[row.lane, held : held + missing] = row.pages[held:]
+
+    def _make_room(self) -> None:
+        """Prompts that wait go first: the rows that will read them are not yet there. Then the youngest row."""
+        idle = [prompt for prompt in self.prompts if prompt.pages]
+        for prompt in idle:
+            self.pool.give_back(prompt.pages or [])
+            prompt.pages = None
+        if idle:
+            return
+        if len(self._admitted) <= 1:
+            row = self._admitted[0] if self._admitted else self.waiting[0]
+            raise OutOfPages(
+                f"one response of {row.cached + self.steps} tokens does not fit {self.pool.count - 1} pages of "
+                f"{self.pool.size} tokens"
+            )
+        row = self._admitted[-1]
+        self.preempted += 1
+        self._leave(row)
+        self.waiting.appendleft(row)
+
+    def _enter(self, row: Row, turn: Turn) -> None:
+        """Give the row a lane and pages, and say what has to be computed or copied into them."""
+        wanted = self.pool.pages_for(row.cached + self.steps)
+        spare = len(self.running)  # a page for each that runs already, lest the newcomer be thrown out again at once
+        if row.tokens:  # it was here before
+            pages = self._take(wanted, spare)
+            turn.prefills.append(Prefill(row.written(), pages))
+        else:
+            prompt = self.prompts[row.request]
+            full, rest = divmod(row.cached, self.pool.size)
+            missing = self.pool.pages_for(row.cached) if prompt.pages is None else 0
+            own = self._take(wanted - full + missing, spare)
+            if prompt.pages is None:
+                prompt.pages, own = own[:missing], own[missing:]
+                if missing:
+                    turn.prefills.append(Prefill(row.written(), prompt.pages))
+            self.pool.share(prompt.pages[:full])
+            pages = prompt.pages[:full] + own
+            if rest:
+                turn.copies.append((prompt.pages[full], pages[full]))
+            self._started(prompt)
+        row.pages, row.lane = pages, len(self.running)
+        self.running.append(row)
+        self._admitted.append(row)
+        self.table[row.lane, : len(pages)] = pages
+
+    def _take(self, n: int, spare: int) -> list[int]:
+        if n + spare > self.pool.free and self.running:
+            raise OutOfPages
+        return self.pool.take(n)
+
+    def _started(self, prompt: Prompt) -> None:
+        prompt.to_start -= 1
+        if prompt.to_start == 0:
+            assert prompt.pages is not None
+            self._leaving.append(prompt.pages)  # not yet back in the pool: a copy of this turn may still read them
+            prompt.pages = None
+
+    def _prefill_ahead(self, turn: Turn) -> None:
+        """Fill the forward up with the next prompts, which costs almost nothing now and a forward of its own later."""
+        room = self.prefill_tokens - sum(len(prefill.tokens) for prefill in turn.prefills)
+        budget = self.pool.free // 8
+        for prompt in dict.fromkeys(self.prompts[row.request] for row in self.waiting if not row.tokens):
+            cached = len(prompt.tokens) - 1
+            if prompt.pages is not None or cached == 0:
+                continue
+            needed = self.pool.pages_for(cached)
+            if cached > room or needed > budget:
+                return
+            prompt.pages = self.pool.take(needed)
+            turn.prefills.append(Prefill(prompt.tokens[:-1], prompt.pages))
+            room, budget = room - cached, budget - needed
+
+    def _leave(self, row: Row) -> None:
+        """Free the row's pages and its lane, which the row of the last lane takes over."""
+        self.pool.give_back(row.pages)
+        row.pages = []
+        self._admitted.remove(row)
+        last = self.running.pop()
+        if last is not row:
+            last.lane = row.lane
+            self.running[last.lane] = last
+            self.table[last.lane] = IDLE
+            self.table[last.lane, : len(last.pages)] = last.pages
+        row.lane = -1
