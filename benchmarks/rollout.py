@@ -4,7 +4,7 @@ Cases: `decode-ROWSxCONTEXT` (as many different prompts of that length, 256 new 
 (32 prompts of 150 to 300 tokens × 16 responses at log-normal lengths, mean 2,500, limit 8,192; every response has the
 same length in every engine). Weights are random (vLLM: its own dummy weights unless --vllm-weights auto).
 
-- decode tokens/s leaves the prompts out: rows × (new − 1) over the time of the whole less that of prompts and one token.
+- decode tokens/s leaves the prompts out: rows × (new − 1) over the time of the whole less that of one new token.
 - tokens/s is of the whole call, prompts included; for `ragged` it counts the tokens that the work asks for.
 Every case first runs once in full (compiling, capturing, allocating), then `--repeats` times on new prompts, so that
 nothing is found in a prefix cache but what a group shares. Predictions: NOTES.md.

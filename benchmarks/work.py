@@ -12,7 +12,7 @@ from r3.rollout import Request, Sampling
 from shapes import EOS
 
 SPREAD = 0.7
-"""Standard deviation of the logarithm of a response's length: one response in fifty reaches 8,192 at a mean of 2,500."""
+"""Standard deviation of the logarithm of a length: at a mean of 2,500, one response in fifty reaches 8,192."""
 
 
 @dataclass(frozen=True, slots=True)
