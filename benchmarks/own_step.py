@@ -80,6 +80,7 @@ def make_trainer(
     mean: float,
     limit: int,
     tokens: int,
+    learning_rate: float = 1e-6,
 ) -> Trainer:
     """r3's trainer whose every step asks all prompts of the work."""
     group = len(work.lengths[0])
@@ -98,5 +99,5 @@ def make_trainer(
         QueryStream(task.train, seed=0, epochs=1000),
         Sampler(forced, task, tokenizer, sampling, config.reward, group),
         SampleBuffer(folder / "buffer.sqlite", per_query=64, total=1_000_000),
-        make_updater(model, tokenizer, tokens),
+        make_updater(model, tokenizer, tokens, learning_rate),
     )

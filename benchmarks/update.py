@@ -54,13 +54,16 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--rows", type=int, default=4, help="TRL: rows of a micro-batch")
     made.add_argument("--tokens", type=int, default=16_384, help="ours: token budget of a micro-batch")
     made.add_argument("--hard", type=float, default=0.0, help="share of prompts that nobody solves")
+    made.add_argument("--seed", type=int, default=0, help="of prompts and lengths")
     made.add_argument("--steps", type=int, default=3, help="updates, the first not measured")
     return made.parse_args()
 
 
 def the_work(options: argparse.Namespace) -> Work:
     vocabulary = SHAPES[options.shape].vocabulary
-    return ragged(options.prompts, options.group, mean=options.mean, limit=options.limit, vocabulary=vocabulary, seed=0)
+    return ragged(
+        options.prompts, options.group, mean=options.mean, limit=options.limit, vocabulary=vocabulary, seed=options.seed
+    )
 
 
 def useful_tokens(work: Work) -> int:
