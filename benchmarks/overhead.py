@@ -1,13 +1,14 @@
 """What R³'s mechanisms cost beside GRPO: the share of a step that each stage takes, on the same samples.
 
-Both methods run the real `Trainer` from the same seed at a learning rate of next to nothing, so the policy stands still
-and the plain prompts get the same answers in both; R³ adds reflection groups and replayed samples. The stages are
-those that `train_step` times: prompts (reflection prompts and their reads of the buffer), rollout, history (what replay
-chooses from), method (ranking, replay, advantages), buffer (storing the samples), update.
+Both methods run the real `Trainer` from the same seed, in turn, at a learning rate of next to nothing: the policy does
+not move and the plain prompts get the same answers in both; R³ adds reflection groups and replayed samples. The stages
+are those that `train_step` times: prompts (reflection prompts and their reads of the buffer), rollout, history (what
+replay chooses from), method (ranking, replay, advantages), buffer (storing the samples), update.
 
-"Beyond its samples" is R³'s step less what GRPO's step would take with as many tokens: GRPO's rollout time × R³'s
-generated tokens over GRPO's, its update time × trained tokens likewise, its other stages as they are. What is left is
-the price of the mechanisms themselves. Means over all steps from the second epoch on, when reflection has begun.
+R³ asks for more samples, and pays for them in rollout and update like any sample; its own price is the extra time in
+the four other stages, the mechanisms. How far its extra samples cost more than GRPO's token by token (their prompts are
+longer, which counts in the prefill and in attention) is shown beside. Means over all steps from the second epoch on,
+when reflection has begun.
 
 By default the bundled model on its own task, on any machine; --shape 1.5b takes the work of `step.py` and the native
 engine instead. Predictions: NOTES.md.
@@ -30,6 +31,7 @@ from harness import Row, child_main, finish, isolated, parser, table
 from peers.generation import own_engine
 from r3.buffer import SampleBuffer
 from r3.config import load_config
+from r3.method.step import StepResult
 from r3.train.build import build
 from r3.train.loop import Trainer
 from r3.train.optimiser import Optimiser
@@ -55,7 +57,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--group", type=int, default=16, help="shapes: responses a prompt")
     made.add_argument("--mean", type=float, default=2500, help="shapes: mean length")
     made.add_argument("--limit", type=int, default=8192, help="shapes: longest response")
-    made.add_argument("--hard", type=float, default=0.25, help="shapes: share of prompts that nobody solves")
+    made.add_argument("--hard", type=float, default=0.25, help="shapes: share of hard prompts")
     made.add_argument("--tokens", type=int, default=16_384, help="shapes: token budget of a micro-batch")
     made.add_argument("--max-rows", type=int, default=256, help="shapes: responses written at once")
     made.add_argument("--own-engine", default="native", help="shapes: native or portable")
@@ -108,29 +110,35 @@ def shape_trainer(options: argparse.Namespace, method: str, folder: Path) -> Tra
 
 
 def measure(options: argparse.Namespace, write: Callable[[Row], None]) -> None:
-    """One method in its own process: a row of what matters of every measured step's metrics."""
+    """Both methods step by step in turn, so that a busy machine slows both alike: a row a measured step."""
     make = embedded_trainer if options.shape == "embedded" else shape_trainer
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make(options, options.child, Path(folder))
+        trainers = {}
+        for method in METHODS:
+            own = Path(folder) / method
+            own.mkdir()
+            trainers[method] = make(options, method, own)
         for _ in range(options.steps):
-            result, metrics = trainer.train_step()
-            if metrics["epoch"] < 2:
-                continue
-            plain = [sample for sample in result.samples if sample.context.kind == "plain"]
-            write(
-                {
-                    "engine": options.child,
-                    **{stage: metrics[f"seconds/{stage}"] for stage in (*STAGES, "step")},
-                    "generated": metrics["tokens/generated"],
-                    "trained": metrics["tokens/trained"],
-                    "plain": sum(len(sample) for sample in plain),
-                    "reflection groups": metrics["groups/reflection"],
-                    "replayed": metrics["replay/samples"],
-                }
-            )
-        trainer.sampler.close()
-        trainer.buffer.close()
-        trainer.task.close()
+            for method, trainer in trainers.items():
+                result, metrics = trainer.train_step()
+                if metrics["epoch"] >= 2:
+                    write({"engine": method, **facts(result, metrics)})
+        for trainer in trainers.values():
+            trainer.sampler.close()
+            trainer.buffer.close()
+            trainer.task.close()
+
+
+def facts(result: StepResult, metrics: Row) -> Row:
+    """What the comparison needs of a step."""
+    return {
+        **{stage: metrics[f"seconds/{stage}"] for stage in (*STAGES, "step")},
+        "generated": metrics["tokens/generated"],
+        "trained": metrics["tokens/trained"],
+        "plain": sum(len(sample) for sample in result.samples if sample.context.kind == "plain"),
+        "reflection groups": metrics["groups/reflection"],
+        "replayed": metrics["replay/samples"],
+    }
 
 
 def mean_of(rows: Sequence[Row], method: str) -> Row:
@@ -143,22 +151,26 @@ def mean_of(rows: Sequence[Row], method: str) -> Row:
 
 
 def compare(grpo: Row, r3: Row) -> Row:
-    """R³'s step against GRPO's, and against a GRPO that had R³'s tokens to write and to train on."""
-    rollout = grpo["rollout"] * r3["generated"] / grpo["generated"]
-    update = grpo["update"] * r3["trained"] / max(1.0, grpo["trained"])
-    expected = rollout + update + sum(grpo[stage] for stage in MECHANISMS)
+    """R³'s step against GRPO's: what it asks for, what that costs a token, and what the mechanisms cost."""
     mechanisms = sum(r3[stage] - grpo[stage] for stage in MECHANISMS)
     return {
         "step, R³ / GRPO": r3["step"] / grpo["step"],
         "generated tokens, R³ / GRPO": r3["generated"] / grpo["generated"],
+        "rollout time a generated token, R³ / GRPO": _rate(r3, "rollout", "generated")
+        / _rate(grpo, "rollout", "generated"),
         "trained tokens, R³ / GRPO": r3["trained"] / max(1.0, grpo["trained"]),
-        "beyond its samples, s": r3["step"] - expected,
-        "beyond its samples, % of the step": 100 * (r3["step"] - expected) / r3["step"],
-        "of which mechanisms, % of the step": 100 * mechanisms / r3["step"],
+        "update time a trained token, R³ / GRPO": _rate(r3, "update", "trained") / _rate(grpo, "update", "trained"),
+        "mechanisms beyond GRPO's, ms a step": 1000 * mechanisms,
+        "mechanisms, % of R³'s step": 100 * mechanisms / r3["step"],
+        "mechanisms, % of GRPO's step": 100 * mechanisms / grpo["step"],
         "same plain samples": "yes"
         if r3["plain"] == grpo["plain"]
-        else f"{r3['plain']:.0f} ≠ {grpo['plain']:.0f} tokens",
+        else f"no: {r3['plain']:.0f}, {grpo['plain']:.0f} tokens",
     }
+
+
+def _rate(mean: Row, stage: str, tokens: str) -> float:
+    return float(mean[stage]) / max(1.0, float(mean[tokens]))
 
 
 def stage_rows(means: Sequence[Row]) -> list[Row]:
@@ -174,18 +186,23 @@ def stage_rows(means: Sequence[Row]) -> list[Row]:
 
 
 def main() -> None:
-    """Each method in a process of its own, then the two tables."""
+    """The measuring process, then the two tables."""
     options = options_of()
     if options.child:
         child_main(lambda write: measure(options, write), options.child_out)
         return
-    rows = [row for method in METHODS for row in isolated(method, options.timeout)]
+    rows = isolated("both", options.timeout)
     grpo, r3 = (mean_of(rows, method) for method in METHODS)
     columns = {"stage": "stage", "grpo ms": "GRPO, ms", "grpo share": "share", "r3 ms": "R³, ms", "r3 share": "share"}
     compared = compare(grpo, r3)
     finish(stage_rows([grpo, r3]), columns, options.out, shape=options.shape, means=[grpo, r3], compared=compared)
     print()
-    print(table([{"what": name, "value": value} for name, value in compared.items()], {"what": "", "value": ""}))
+    print(
+        table(
+            [{"what": name, "value": value} for name, value in compared.items()],
+            {"what": "R³ beside GRPO", "value": ""},
+        )
+    )
 
 
 if __name__ == "__main__":

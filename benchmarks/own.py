@@ -18,12 +18,11 @@ from r3.train.update import Updater
 from work import Work
 
 
-def is_right(prompt: str, completion: str, *, hard: float = 0.0) -> float:
-    """1 or 0 by the texts' checksum, so that every system judges alike: a share of prompts is never solved, the rest
-    in half of all tries."""
-    if zlib.crc32(prompt.encode()) % 1000 < 1000 * hard:
-        return 0.0
-    return float(zlib.crc32((prompt + completion).encode()) % 2)
+def is_right(prompt: str, completion: str, *, hard: float = 0.0, luck: float = 0.0) -> float:
+    """1 or 0 by the texts' checksum, so that every system judges alike: a share `hard` of the prompts is solved in a
+    share `luck` of all tries, the others in half of them."""
+    is_hard = zlib.crc32(prompt.encode()) % 1000 < 1000 * hard
+    return float(zlib.crc32((prompt + completion).encode()) % 1000 < 1000 * (luck if is_hard else 0.5))
 
 
 def make_updater(model: Any, tokenizer: Any, tokens: int, learning_rate: float = 1e-6) -> Updater:

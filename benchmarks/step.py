@@ -2,8 +2,8 @@
 
 8 prompts × 16 responses, lengths log-normal, mean 2,500, limit 8,192, the same for every response in every system (r3:
 limits of the request; TRL: a wrapper around vLLM's `generate` gives each request its own max_tokens). A quarter of the
-prompts is never solved, the others in half of all tries, by one rule for all. R³ asks for more: from the second step on
-it also answers a reflection prompt for each hard query, so its step is shown with the tokens it generated.
+prompts is hard, solved once in 32 tries, the others in half of all, by one rule for all. R³ asks for more: from the
+second step on it also answers a reflection prompt for each hard query, so its row shows the tokens it generated.
 
 - ours-grpo, ours-r3: `Trainer.train_step` with the native engine (--own-engine portable runs anywhere).
 - trl-bf16, trl-fp32: `GRPOTrainer.train()`, vLLM colocated and asleep during the update (TRL's sleep mode), log-probs
@@ -59,7 +59,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--mean", type=float, default=2500)
     made.add_argument("--limit", type=int, default=8192)
     made.add_argument("--fixed", type=int, help="give every response this length instead")
-    made.add_argument("--hard", type=float, default=0.25, help="share of prompts that nobody solves")
+    made.add_argument("--hard", type=float, default=0.25, help="share of hard prompts")
     made.add_argument("--steps", type=int, default=3, help="steps, the first not measured")
     made.add_argument("--rows", type=int, default=4, help="TRL: rows of a micro-batch")
     made.add_argument("--tokens", type=int, default=16_384, help="ours: token budget of a micro-batch")
@@ -141,7 +141,7 @@ def measure_trl(options: argparse.Namespace, engine: str) -> Row:
             generate="transformers" if generate else "vllm",
             vllm_memory=options.vllm_memory,
         )
-        reward = functools.partial(is_right, hard=options.hard)
+        reward = functools.partial(is_right, hard=options.hard, luck=own_step.LUCK)
         trainer = trl_grpo.make_trainer(setup, model, word_tokenizer(shape.vocabulary), work, reward)
         rollouts = trl_grpo.stopwatch(trainer, "_generate_single_turn", options.device)
         losses = trl_grpo.stopwatch(trainer, "_generate_and_score_completions", options.device)
