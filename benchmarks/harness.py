@@ -25,6 +25,8 @@ import torch
 Row = dict[str, Any]
 PACKAGES = ("torch", "triton", "transformers", "vllm", "trl", "accelerate")
 ERROR_LINES = 25
+OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+"""Models are made on the spot: nothing is to be fetched or reported."""
 
 
 class NotMeasured(Exception):
@@ -57,7 +59,7 @@ def isolated(child: str, timeout: float, environment: Mapping[str, str] | None =
         result = Path(folder) / "rows.jsonl"
         command = [sys.executable, *sys.argv, "--child", child, "--child-out", str(result)]
         started = time.perf_counter()
-        problem = _run(command, timeout, {**os.environ, **(environment or {})})
+        problem = _run(command, timeout, {**os.environ, **OFFLINE, **(environment or {})})
         rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
     print(f"{child}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     return rows if problem is None else [*rows, {"engine": child, "not measured": problem}]

@@ -39,7 +39,7 @@ from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
 from r3.train.update import Updater
 from shapes import SHAPES, random_model, word_tokenizer
-from work import ragged
+from work import ragged_of
 
 METHODS = ("grpo", "r3")
 STAGES = ("prompts", "rollout", "history", "method", "buffer", "update")
@@ -92,14 +92,7 @@ def shape_trainer(options: argparse.Namespace, method: str, folder: Path) -> Tra
         model,
         word_tokenizer(shape.vocabulary),
         own_engine(model, options.own_engine, options.max_rows),
-        ragged(
-            options.prompts,
-            options.group,
-            mean=options.mean,
-            limit=options.limit,
-            vocabulary=shape.vocabulary,
-            seed=0,
-        ),
+        ragged_of(options, seed=0),
         folder,
         hard=options.hard,
         mean=options.mean,

@@ -26,7 +26,7 @@ import torch
 from harness import Row, child_main, comma, finish, isolated, parser, timed
 from peers.generation import FAMILIES, Generator, Setup, start
 from shapes import SHAPES, Shape, model_folder
-from work import Work, ragged, uniform
+from work import Work, ragged_of, uniform
 
 CASES = ("decode-256x512", "decode-512x1024", "decode-64x4096", "ragged")
 ENGINES = ("native", "generate", "generate-static", "vllm", "vllm-logprobs")
@@ -74,13 +74,19 @@ def options_of() -> argparse.Namespace:
 
 def case_work(case: str, options: argparse.Namespace, seed: int, new: int | None = None) -> Work:
     """The work of a case; another seed gives other prompts (and for `ragged` the same lengths for all engines)."""
-    vocabulary = SHAPES[options.shape].vocabulary
     if case == "ragged":
-        return ragged(
-            options.prompts, options.group, mean=options.mean, limit=options.limit, vocabulary=vocabulary, seed=seed
-        )
-    rows, context = map(int, case.removeprefix("decode-").split("x"))
-    return uniform(rows, context, new or options.new, vocabulary=vocabulary, seed=seed)
+        return ragged_of(options, seed)
+    rows, context = rows_and_context(case)
+    return uniform(rows, context, new or options.new, vocabulary=SHAPES[options.shape].vocabulary, seed=seed)
+
+
+def rows_and_context(case: str) -> tuple[int, int]:
+    """`decode-256x512` is 256 rows after 512 tokens of prompt."""
+    try:
+        rows, context = map(int, case.removeprefix("decode-").split("x"))
+    except ValueError:
+        raise SystemExit(f"no case {case!r}; there are ragged and decode-ROWSxCONTEXT, e.g. decode-256x512") from None
+    return rows, context
 
 
 def decode_limit(shape: Shape, rows: int, context: float) -> float:
@@ -96,7 +102,7 @@ def measure_decode(engine: Generator, name: str, case: str, options: argparse.Na
     warm = seconds(seed=1)
     first = [seconds(seed=10 + repeat, new=1) for repeat in range(options.repeats)]
     whole = [seconds(seed=20 + repeat) for repeat in range(options.repeats)]
-    rows, context = map(int, case.removeprefix("decode-").split("x"))
+    rows, context = rows_and_context(case)
     decode = rows * (options.new - 1) / max(1e-9, statistics.median(whole) - statistics.median(first))
     return {
         "decode": decode,

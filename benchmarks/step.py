@@ -35,7 +35,7 @@ from own import is_right
 from peers import trl_grpo
 from peers.generation import own_engine
 from shapes import SHAPES, model_folder, random_model, word_tokenizer
-from work import Work, ragged
+from work import Work, ragged_of
 
 ENGINES = ("ours-grpo", "ours-r3", "trl-bf16", "trl-fp32")
 COLUMNS = {
@@ -70,8 +70,7 @@ def options_of() -> argparse.Namespace:
 
 
 def the_work(options: argparse.Namespace) -> Work:
-    vocabulary = SHAPES[options.shape].vocabulary
-    work = ragged(options.prompts, options.group, mean=options.mean, limit=options.limit, vocabulary=vocabulary, seed=0)
+    work = ragged_of(options, seed=0)
     return replace(work, lengths=((options.fixed,) * options.group,) * options.prompts) if options.fixed else work
 
 

@@ -31,7 +31,7 @@ from harness import Row, child_main, comma, finish, isolated, parser, peak_gb, r
 from own import is_right, make_updater, weighted_samples
 from peers.trl_grpo import TrlSetup, completion_tokens, make_trainer, train
 from shapes import EOS, SHAPES, random_model, word_tokenizer
-from work import Work, ragged
+from work import Work, ragged_of
 
 ENGINES = ("ours", "trl-fp32", "trl-bf16", "trl-fp32-old", "trl-bf16-old")
 COLUMNS = {
@@ -59,13 +59,6 @@ def options_of() -> argparse.Namespace:
     return made.parse_args()
 
 
-def the_work(options: argparse.Namespace) -> Work:
-    vocabulary = SHAPES[options.shape].vocabulary
-    return ragged(
-        options.prompts, options.group, mean=options.mean, limit=options.limit, vocabulary=vocabulary, seed=options.seed
-    )
-
-
 def useful_tokens(work: Work) -> int:
     return work.tokens + sum(len(prompt) * len(row) for prompt, row in zip(work.prompts, work.lengths, strict=True))
 
@@ -87,7 +80,7 @@ def result(engine: str, work: Work, seconds: list[float], computed: int, device:
 
 
 def measure_ours(options: argparse.Namespace) -> Row:
-    shape, work = SHAPES[options.shape], the_work(options)
+    shape, work = SHAPES[options.shape], ragged_of(options, options.seed)
     tokenizer = word_tokenizer(shape.vocabulary)
     dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
     updater = make_updater(random_model(shape, torch.device(options.device), dtype), tokenizer, options.tokens)
@@ -106,7 +99,7 @@ def measure_ours(options: argparse.Namespace) -> Row:
 
 
 def measure_trl(options: argparse.Namespace, engine: str) -> Row:
-    shape, work = SHAPES[options.shape], the_work(options)
+    shape, work = SHAPES[options.shape], ragged_of(options, options.seed)
     dtype = torch.bfloat16 if "bf16" in engine else torch.float32
     model = random_model(shape, torch.device(options.device), dtype)
     reward = functools.partial(is_right, hard=options.hard)
@@ -139,7 +132,8 @@ def main() -> None:
         child_main(lambda write: measure(options, write), options.child_out)
         return
     rows = [row for engine in options.engines for row in isolated(engine, options.timeout)]
-    print(f"{the_work(options).describe()}; {useful_tokens(the_work(options)):,} useful tokens")
+    work = ragged_of(options, options.seed)
+    print(f"{work.describe()}; {useful_tokens(work):,} useful tokens")
     finish(rows, COLUMNS, options.out, shape=options.shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r3.rollout import Request, Sampling
-from shapes import EOS
+from shapes import EOS, SHAPES
 
 SPREAD = 0.7
 """Standard deviation of the logarithm of a length: at a mean of 2,500, one response in fifty reaches 8,192."""
@@ -71,6 +72,18 @@ def ragged(prompts: int, group: int, *, mean: float, limit: int, vocabulary: int
     made = tuple(_prompt(rng, int(rng.integers(150, 301)), vocabulary) for _ in range(prompts))
     lengths = tuple(tuple(map(int, row)) for row in lognormal(rng, (prompts, group), mean=mean, limit=limit))
     return Work(made, lengths, seed)
+
+
+def ragged_of(options: argparse.Namespace, seed: int) -> Work:
+    """Ragged work as the command line asks for it."""
+    return ragged(
+        options.prompts,
+        options.group,
+        mean=options.mean,
+        limit=options.limit,
+        vocabulary=SHAPES[options.shape].vocabulary,
+        seed=seed,
+    )
 
 
 def lognormal(rng: np.random.Generator, size: tuple[int, ...], *, mean: float, limit: int) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ TRL's own default, all responses of one length.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ def make_trainer(setup: TrlSetup, model: Any, tokenizer: Any, work: Work, reward
         train_dataset=Dataset.from_dict({"prompt": texts * setup.steps}),
         processing_class=tokenizer,
         reward_funcs=[_reward_function(reward)],
-        rollout_func=_given(work, texts, tokenizer.eos_token_id) if setup.generate == "given" else None,
+        rollout_func=_given(work, texts, tokenizer) if setup.generate == "given" else None,
     )
     if setup.generate == "vllm":
         _force_lengths(trainer, work)
@@ -121,8 +122,9 @@ def _reward_function(reward: Reward) -> Callable[..., list[float]]:
     return rewards
 
 
-def _given(work: Work, texts: Sequence[str], eos: int) -> Callable[[list[str], Any], dict[str, Any]]:
+def _given(work: Work, texts: Sequence[str], tokenizer: Any) -> Callable[[list[str], Any], dict[str, Any]]:
     """A rollout function that answers with the work's own tokens: TRL asks for a prompt once per response."""
+    even = -math.log(len(tokenizer))  # random weights know no word from another
     place = {text: number for number, text in enumerate(texts)}
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -131,10 +133,10 @@ def _given(work: Work, texts: Sequence[str], eos: int) -> Callable[[list[str], A
         for prompt in prompts:
             number, index = place[prompt], seen[prompt]
             seen[prompt] += 1
-            completion = completion_tokens(work, number, index, eos)
+            completion = completion_tokens(work, number, index, tokenizer.eos_token_id)
             answered["prompt_ids"].append(work.prompts[number].tolist())
             answered["completion_ids"].append(completion)
-            answered["logprobs"].append([-1.0] * len(completion))
+            answered["logprobs"].append([even] * len(completion))
         return answered
 
     return rollout
