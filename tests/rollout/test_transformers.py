@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -142,6 +144,32 @@ def test_first_stop_token_or_the_limit_ends_a_response(max_rows: int, max_tokens
         assert response.tokens.dtype == np.int32
         assert response.logprobs.dtype == response.entropies.dtype == np.float32
     assert {response.finish for response in responses} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 1000])
+def test_each_response_may_have_a_limit_of_its_own(max_rows: int) -> None:
+    """The tokens are those of the unlimited response, cut; a limit above the common one changes nothing."""
+    limits, sampling = (1, 5, 99, 2, 24), SETTINGS["plain"]
+    free = requests_of((3, 11), n=len(limits))
+    cut = [replace(request, limits=limits) for request in free]
+    whole = answers(engine_of(shared("llama")), free, sampling)
+    for (place, index), response in answers(engine_of(shared("llama"), max_rows), cut, sampling).items():
+        expected = whole[place, index].tokens[: limits[index]]
+        assert response.tokens.tolist() == expected.tolist()
+        assert response.finish == ("stop" if expected[-1] in STOP else "length")
+
+
+def test_limits_let_a_long_prompt_fit() -> None:
+    """What counts is what each response may write, not the common limit."""
+    request = Request(np.full(60, 5, np.int32), 2, 0, limits=(4, 2))
+    lengths = [len(r.tokens) for r in engine_of(shared("gpt2")).generate([request], Sampling(24, ()))]
+    assert sorted(lengths) == [2, 4]
+
+
+@pytest.mark.parametrize("limits", [(), (3,), (3, 0)])
+def test_limits_that_do_not_fit_the_request_are_refused(limits: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="each of the 2 responses at least 1 token"):
+        Request(np.array([5], np.int32), 2, 0, limits=limits)
 
 
 def test_responses_come_as_they_finish() -> None:

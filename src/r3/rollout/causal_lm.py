@@ -72,9 +72,10 @@ class CausalLM:
                     f"request {place} has token ids outside the model's 0…{vocabulary - 1}; "
                     "encode it with the tokenizer of this model"
                 )
-            if positions is not None and length + sampling.max_tokens > positions:
+            longest = max(request.max_tokens(index, sampling) for index in range(request.n))
+            if positions is not None and length + longest > positions:
                 raise ValueError(
-                    f"request {place}: a prompt of {length} tokens and max_tokens = {sampling.max_tokens} exceed the "
+                    f"request {place}: a prompt of {length} tokens and max_tokens = {longest} exceed the "
                     f"model's {positions} positions (max_position_embeddings); shorten the prompt, or set max_tokens "
                     f"to at most {max(0, positions - length)}"
                 )

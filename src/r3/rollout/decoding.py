@@ -51,6 +51,7 @@ class Row:
     request: int
     index: int
     prompt_length: int
+    max_tokens: int
     uniforms: Iterator[float]
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("f"))
@@ -62,13 +63,13 @@ class Row:
         """Tokens whose keys are in the cache: all but the newest, which the next step feeds in."""
         return self.prompt_length + len(self.tokens) - 1
 
-    def add(self, token: int, logprob: float, entropy: float, stop_tokens: frozenset[int], max_tokens: int) -> None:
+    def add(self, token: int, logprob: float, entropy: float, stop_tokens: frozenset[int]) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
         if token in stop_tokens:
             self.finish = "stop"
-        elif len(self.tokens) == max_tokens:
+        elif len(self.tokens) == self.max_tokens:
             self.finish = "length"
 
     def response(self) -> Response:
@@ -98,7 +99,13 @@ class Run:
     def __init__(self, policy: CausalLM, requests: Sequence[Request], sampling: Sampling, limits: Limits) -> None:
         self._policy, self._requests, self._sampling, self._limits = policy, requests, sampling, limits
         self._waiting = deque(
-            Row(place, index, len(request.prompt), uniform_stream(request.seed, index))
+            Row(
+                place,
+                index,
+                len(request.prompt),
+                request.max_tokens(index, sampling),
+                uniform_stream(request.seed, index),
+            )
             for place, request in enumerate(requests)
             for index in range(request.n)
         )
@@ -108,7 +115,7 @@ class Run:
         self._alive = 0
         self._tokens = self._starts = self._positions = torch.empty(0)  # [rows]: newest token, first column, next place
         self._columns = 0  # filled, of the cache
-        self._last_position = max((row.prompt_length for row in self._waiting), default=0) + sampling.max_tokens - 1
+        self._last_position = max((row.prompt_length + row.max_tokens for row in self._waiting), default=1) - 1
         self._cut: Prompts | None = None  # the prompt of a request of which only some rows have found a place so far
 
     def responses(self) -> Generator[Response, None, None]:
@@ -150,7 +157,7 @@ class Run:
         alive = [row for row in rows if row.finish is None]
         for row, token, logprob, entropy in zip(rows, *on_host.tolist(), strict=True):
             if row.finish is None:
-                row.add(int(token), logprob, entropy, self._stop_tokens, self._sampling.max_tokens)
+                row.add(int(token), logprob, entropy, self._stop_tokens)
         finished = [row for row in alive if row.finish is not None]
         self._alive -= len(finished)
         return drawn.tokens.to(self._policy.device), finished

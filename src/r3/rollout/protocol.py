@@ -52,6 +52,17 @@ class Request:
     n: int
     seed: int
     """Seeds the request's responses, each from (seed, index): the same seed and policy give the same responses."""
+    limits: tuple[int, ...] | None = None
+    """A length limit for each response, in place of a higher `Sampling.max_tokens`: a budget per sample, or the same
+    work for several engines. None leaves the limit to `Sampling`."""
+
+    def __post_init__(self) -> None:
+        if self.limits is not None and (len(self.limits) != self.n or min(self.limits, default=0) < 1):
+            raise ValueError(f"limits must give each of the {self.n} responses at least 1 token, not {self.limits}")
+
+    def max_tokens(self, index: int, sampling: Sampling) -> int:
+        """Longest that response `index` may be."""
+        return sampling.max_tokens if self.limits is None else min(self.limits[index], sampling.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,106 @@
+"""A whole training step of r3 on given work: the real `Trainer`, an engine under forced lengths, a task that judges
+by checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from own import is_right, make_updater
+from r3.buffer import SampleBuffer
+from r3.config import Config, RolloutSettings, TrainSettings
+from r3.method.settings import MethodSettings
+from r3.rollout import Engine, Request, Response, Sampling
+from r3.samples import Query
+from r3.tasks.base import Verdict
+from r3.train.loop import Trainer
+from r3.train.sampler import Sampler
+from r3.train.stream import QueryStream
+from work import Work, lognormal
+
+LUCK = 1 / 32
+"""Share of tries that solve a hard prompt: below R³'s τ, so it reflects on them, yet there is something to replay."""
+
+
+class Forced:
+    """An engine whose responses have the work's lengths; those to other prompts (reflection) are drawn alike.
+
+    A response below the common limit counts as stopped, though no token ended it: random weights never stop.
+    """
+
+    def __init__(self, engine: Engine, work: Work, mean: float) -> None:
+        self.engine, self.mean = engine, mean
+        pairs = zip(work.prompts, work.lengths, strict=True)
+        self.lengths = {prompt.tobytes(): lengths for prompt, lengths in pairs}
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Response]:
+        limited = [replace(request, limits=self._limits(request, sampling)) for request in requests]
+        for response in self.engine.generate(limited, sampling):
+            cut = len(response.tokens) < sampling.max_tokens
+            yield replace(response, finish="stop") if cut else response
+
+    def _limits(self, request: Request, sampling: Sampling) -> tuple[int, ...]:
+        known = self.lengths.get(np.ascontiguousarray(request.prompt, np.int32).tobytes())
+        if known is not None:
+            return known
+        rng = np.random.default_rng(request.seed)
+        return tuple(map(int, lognormal(rng, (request.n,), mean=self.mean, limit=sampling.max_tokens)))
+
+    def release(self) -> None:
+        self.engine.release()
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """The work's prompts as a task; right answers are those that `is_right` says."""
+
+    train: Sequence[Query]
+    hard: float
+    name: str = "checksum"
+    heldout: Sequence[Query] = ()
+
+    def verify(self, query: Query, completion: str) -> Verdict:
+        assert isinstance(query.prompt, str)
+        return Verdict(bool(is_right(query.prompt, completion, hard=self.hard, luck=LUCK)), "checksum")
+
+    def close(self) -> None:
+        pass
+
+
+def make_trainer(
+    method: str,
+    model: Any,
+    tokenizer: Any,
+    engine: Engine,
+    work: Work,
+    folder: Path,
+    *,
+    hard: float,
+    mean: float,
+    limit: int,
+    tokens: int,
+    learning_rate: float = 1e-6,
+) -> Trainer:
+    """r3's trainer whose every step asks all prompts of the work."""
+    group = len(work.lengths[0])
+    config = Config(
+        method=MethodSettings(name=method),
+        rollout=RolloutSettings(group_size=group, max_tokens=limit),
+        train=TrainSettings(queries_per_step=len(work.prompts), epochs=1000, tokens_per_microbatch=tokens),
+    )
+    texts = [tokenizer.decode(prompt.tolist()) for prompt in work.prompts]
+    task = Checksum([Query(f"q{number}", text) for number, text in enumerate(texts)], hard)
+    forced = Forced(engine, work, mean)
+    sampling = Sampling(max_tokens=limit, stop_tokens=())
+    return Trainer(
+        config,
+        task,
+        QueryStream(task.train, seed=0, epochs=1000),
+        Sampler(forced, task, tokenizer, sampling, config.reward, group),
+        SampleBuffer(folder / "buffer.sqlite", per_query=64, total=1_000_000),
+        make_updater(model, tokenizer, tokens, learning_rate),
+    )

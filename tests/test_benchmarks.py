@@ -1,0 +1,42 @@
+"""The benchmarks against other systems still run: each script's measuring process on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SMALL = ["--shape", "tiny", "--device", "cpu", "--prompts", "2", "--group", "4", "--mean", "6", "--limit", "12"]
+
+
+@pytest.mark.parametrize(
+    ("script", "child", "options", "expected"),
+    [
+        (
+            "rollout.py",
+            "portable",
+            ["--engines", "portable", "--cases", "decode-2x8,ragged", "--slow", "--new", "4"],
+            2,
+        ),
+        ("update.py", "ours", ["--steps", "2"], 1),
+        ("step.py", "ours-r3", ["--own-engine", "portable", "--steps", "2"], 1),
+        ("overhead.py", "both", ["--own-engine", "portable", "--steps", "2"], 2),
+    ],
+)
+def test_measures(script: str, child: str, options: list[str], expected: int, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(BENCHMARKS / script), *SMALL, *options, "--child", child, "--child-out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == expected
+    assert all("not measured" not in row for row in rows)
+
+
+def test_an_engine_that_is_not_there_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "rollout.py"), *SMALL, "--engines", "vllm", "--cases", "decode-2x8"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert "| not measured: vLLM" in done.stdout
