@@ -33,7 +33,7 @@ class Forced:
     """
 
     def __init__(self, engine: Engine, work: Work, mean: float) -> None:
-        self.engine, self.mean = engine, mean
+        self.engine, self.mean, self.exact = engine, mean, engine.exact
         pairs = zip(work.prompts, work.lengths, strict=True)
         self.lengths = {prompt.tobytes(): lengths for prompt, lengths in pairs}
 

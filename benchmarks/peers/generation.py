@@ -79,7 +79,7 @@ def own_engine(model: Any, family: str, max_rows: int) -> Any:
         raise NotMeasured(f"r3's native engine is not there ({error}); leave it out with --engines") from None
     if not torch.cuda.is_available():
         raise NotMeasured("the native engine needs a CUDA card; take --engines portable")
-    return NativeEngine(model, max_rows=max_rows)
+    return NativeEngine(model, max_rows=max_rows, compile=True)
 
 
 class Transformers(Generator):

@@ -155,9 +155,7 @@ class NativeEngine:
         expected = self._policy.own_logprobs(tokens)[int(drawn.tokens[0, 0])]
         gap = abs(float(expected) - float(drawn.logprobs[0, 0]))
         if not gap < (1e-3 if self._cache.shape.dtype == torch.float32 else 0.3):
-            raise ValueError(
-                f"{name} attends in a way the native engine does not know (log-probs off by {gap:.2g})"
-            )
+            raise ValueError(f"{name} attends in a way the native engine does not know (log-probs off by {gap:.2g})")
 
     def _end_running(self) -> None:
         responses = self._running() if self._running is not None else None

@@ -104,7 +104,13 @@ class Schedule:
         self.running: list[Row] = []
         """By lane, without holes."""
         self.waiting = deque(
-            Row(place, index, request.prompt, sampling.max_tokens, np.random.default_rng([request.seed, index]))
+            Row(
+                place,
+                index,
+                request.prompt,
+                request.max_tokens(index, sampling),
+                np.random.default_rng([request.seed, index]),
+            )
             for place, request in enumerate(requests)
             for index in range(request.n)
         )
