@@ -17,7 +17,11 @@ from r3.train.packing import Trajectory
 from r3.train.policy import Policy
 from tests.rollout.models import ARCHITECTURES, answers, build, requests_of, teacher_forced
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own parts, release by release
+]
 STOP = (0, 1, 2, 3)
 MEDIUM = {
     "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8,
@@ -78,7 +82,7 @@ def test_greedy_in_float32_is_transformers_own(kind: str, compiled: bool) -> Non
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
-def test_bfloat16_agrees_with_the_trainers_forward(compiled: bool, record_property: pytest.FixtureRequest) -> None:
+def test_bfloat16_agrees_with_the_trainers_forward(compiled: bool) -> None:
     model = medium(dtype=torch.bfloat16)
     responses = answers(NativeEngine(model, max_rows=64, compile=compiled), ragged(), Sampling(500, (0,)))
     policy = Policy(model, None, ModelSettings(compile=False), base=model)
@@ -152,9 +156,9 @@ def test_graphs_read_the_weights_as_they_are_now() -> None:
 
 
 def test_a_full_cache_sets_rows_back_and_changes_nothing() -> None:
-    model, sampling = medium(), Sampling(100, (0,), temperature=0.0)
+    model, sampling = medium(), Sampling(400, (0,), temperature=0.0)
     expected = answers(NativeEngine(model, max_rows=28), ragged(), sampling)
-    engine = NativeEngine(model, max_rows=28, max_pages=40)
+    engine = NativeEngine(model, max_rows=28, max_pages=60)
     got = answers(engine, ragged(), sampling)
     assert engine.preempted > 0
     assert {k: r.tokens.tolist() for k, r in got.items()} == {k: r.tokens.tolist() for k, r in expected.items()}

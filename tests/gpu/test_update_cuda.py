@@ -14,7 +14,11 @@ from r3.train.policy import Policy
 
 from .test_native_cuda import medium
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own parts, release by release
+]
 
 
 def sequences() -> list[Trajectory]:

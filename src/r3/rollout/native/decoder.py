@@ -29,10 +29,11 @@ from r3.samples import FloatArray
 
 LANES = (*range(4, 17, 4), *range(24, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 1025, 64))
 """Batch sizes that get a graph; between them the lanes that are too many idle."""
-PROGRAMS = 528
-"""Programs of the attention kernel that fill a large card: four for each of an H200's multiprocessors."""
-CHUNK = 2048
-"""Most keys of one program, lest one long row hold up the rest."""
+FULL, PROGRAMS = 384, 1056
+"""Programs of the attention kernel that fill a large card well enough, and those to make where there are fewer: three
+and eight for each of an H200's multiprocessors."""
+CHUNK, LEAST = 2048, 128
+"""Most keys of one program, lest one long row hold up the rest, and fewest, lest putting them together cost more."""
 
 
 class Drawn(NamedTuple):
@@ -192,11 +193,12 @@ def split_for(lanes: int, heads: int, longest: int) -> Split:
     """Chunks enough to fill the card, and none too long. Lengths count in powers of two: few cuts, few graphs.
 
     >>> split_for(256, 2, 600), split_for(64, 2, 4200), split_for(8, 2, 300)
-    (Split(chunks=1, keys=1024), Split(chunks=4, keys=2048), Split(chunks=8, keys=64))
+    (Split(chunks=1, keys=1024), Split(chunks=9, keys=960), Split(chunks=4, keys=128))
     """
     longest = max(512, 1 << (longest - 1).bit_length())
-    chunks = max(1, PROGRAMS // (lanes * heads), -(-longest // CHUNK))
-    keys = max(1, -(-longest // (chunks * PAGE))) * PAGE
+    programs = lanes * heads
+    chunks = max(1 if programs >= FULL else -(-PROGRAMS // programs), -(-longest // CHUNK))
+    keys = max(LEAST, -(-longest // (chunks * PAGE)) * PAGE)
     return Split(-(-longest // keys), keys)
 
 
