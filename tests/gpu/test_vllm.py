@@ -11,6 +11,7 @@ import torch
 
 from r3.config import ModelSettings
 from r3.rollout import Sampling
+from r3.rollout.vllm import VllmEngine
 from r3.train.packing import Trajectory
 from r3.train.policy import Policy
 from tests.rollout.models import answers
@@ -23,8 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 pytest.importorskip("vllm", reason="vLLM is not installed (r3-rl[vllm])")
-
-from r3.rollout.vllm import VllmEngine
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,11 @@ code and is then captured; all later ones are replays: no Python, no launches on
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ from r3.rollout.native.siblings import Siblings
 from r3.rollout.protocol import Sampling
 from r3.samples import FloatArray
 
-LANES = (*range(4, 17, 4), *range(24, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 1025, 64))
+LANES = (4, 8, 16, 32, 48, 64, *range(96, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
 """Batch sizes that get a graph; between them the lanes that are too many idle."""
 FULL, PROGRAMS = 384, 1056
 """Programs of the attention kernel that fill a large card well enough, and those to make where there are fewer: three
@@ -184,18 +186,18 @@ def lanes_for(rows: int) -> int:
     """The least batch size with a graph that holds so many rows.
 
     >>> lanes_for(3), lanes_for(65), lanes_for(256), lanes_for(1025)
-    (4, 80, 256, 1088)
+    (4, 96, 256, 1152)
     """
-    return next((n for n in LANES if n >= rows), -(-rows // 64) * 64)
+    return next((n for n in LANES if n >= rows), -(-rows // 128) * 128)
 
 
 def split_for(lanes: int, heads: int, longest: int) -> Split:
-    """Chunks enough to fill the card, and none too long. Lengths count in powers of two: few cuts, few graphs.
+    """Chunks enough to fill the card, and none too long. Lengths count in steps of four: few cuts, few graphs.
 
     >>> split_for(256, 2, 600), split_for(64, 2, 4200), split_for(8, 2, 300)
-    (Split(chunks=1, keys=1024), Split(chunks=9, keys=960), Split(chunks=4, keys=128))
+    (Split(chunks=1, keys=2048), Split(chunks=9, keys=960), Split(chunks=16, keys=128))
     """
-    longest = max(512, 1 << (longest - 1).bit_length())
+    longest = next(bound for bound in itertools.accumulate(itertools.repeat(4), mul, initial=CHUNK) if bound >= longest)
     programs = lanes * heads
     chunks = max(1 if programs >= FULL else -(-PROGRAMS // programs), -(-longest // CHUNK))
     keys = max(LEAST, -(-longest // (chunks * PAGE)) * PAGE)
