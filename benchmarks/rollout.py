@@ -115,8 +115,7 @@ def measure_decode(engine: Generator, name: str, case: str, options: argparse.Na
 
 
 def measure_ragged(engine: Generator, name: str, options: argparse.Namespace) -> Row:
-    small = argparse.Namespace(**{**vars(options), "mean": 64, "limit": 128})
-    warm = timed(options.device, lambda: checked(engine, name, case_work("ragged", small, seed=1)))
+    warm = timed(options.device, lambda: checked(engine, name, case_work("ragged", options, seed=1)))
     work = case_work("ragged", options, seed=2)
     seconds = timed(options.device, lambda: checked(engine, name, work))
     return {"tokens_s": work.tokens / seconds, "seconds": seconds, "warm_s": warm, "work": work.describe()}

@@ -17,7 +17,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 from r3.rollout import Request, Sampling
 from r3.rollout.native import NativeEngine
 from r3.rollout.native.pages import OutOfPages, PagePool
-from r3.rollout.native.schedule import Schedule
+from r3.rollout.native.schedule import Drawn, Schedule
 from r3.rollout.native.siblings import Siblings, side_by_side
 from r3.rollout.transformers import TransformersEngine
 
@@ -235,10 +235,11 @@ def test_every_row_finishes_whatever_the_pool(data: st.DataObject) -> None:
         assert len(written) == len(set(written))
         shape = (len(rows), steps)
         tokens = rng.integers(0, VOCABULARY, shape, dtype=np.int32)
-        for row in schedule.record(tokens, np.zeros(shape, np.float32), np.zeros(shape, np.float32)):
-            assert (row.finish == "stop") == (row.tokens[-1] == 0)
-            assert 0 not in row.tokens[:-1]
-            assert len(row.tokens) <= limit
+        for row in schedule.record(Drawn(tokens, np.zeros(shape, np.float32), np.zeros(shape, np.float32))):
+            response = row.response().tokens.tolist()
+            assert (row.finish == "stop") == (response[-1] == 0)
+            assert 0 not in response[:-1]
+            assert len(response) <= limit
             done.add((row.request, row.index))
     assert done == {(i, index) for i in range(len(lengths)) for index in range(n)}
     assert pool.free == pool.count - 1

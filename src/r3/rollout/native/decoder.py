@@ -11,7 +11,6 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import mul
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +23,9 @@ from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native.cache import PAGE, PagedCache
 from r3.rollout.native.forward import PAGED, DecodePass, Pass, PrefillPass
 from r3.rollout.native.ops import Lanes, Ops, Split
-from r3.rollout.native.schedule import Prefill, Row
+from r3.rollout.native.schedule import Drawn, Prefill, Row
 from r3.rollout.native.siblings import Siblings
 from r3.rollout.protocol import Sampling
-from r3.samples import FloatArray
 
 LANES = (4, 8, 16, 32, 48, 64, *range(96, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
 """Batch sizes that get a graph; between them the lanes that are too many idle."""
@@ -36,14 +34,6 @@ FULL, PROGRAMS = 384, 1056
 and eight for each of an H200's multiprocessors."""
 CHUNK, LEAST = 2048, 128
 """Most keys of one program, lest one long row hold up the rest, and fewest, lest putting them together cost more."""
-
-
-class Drawn(NamedTuple):
-    """A turn's results on the host, [lanes, steps]."""
-
-    tokens: npt.NDArray[np.int32]
-    logprobs: FloatArray
-    entropies: FloatArray
 
 
 class Decoder:
@@ -68,11 +58,16 @@ class Decoder:
         if lanes > have[0] or pages > have[1]:
             size = max(lanes, have[0]), max(pages, have[1])
             self._lanes = Lanes.new(*size, self.steps, self._policy.device)
-            self._graphs.clear()
+            self._drop_graphs()
         if self._addresses() != self._parameters:  # a graph reads weights where they were when it was captured
-            self._graphs.clear()
+            self._drop_graphs()
             self._siblings = Siblings(self._policy.model)
             self._parameters = self._addresses()
+
+    def _drop_graphs(self) -> None:
+        self._graphs.clear()
+        if self._pool is not None:  # a pool whose last graph is gone cannot be captured into again
+            self._pool = torch.cuda.graph_pool_handle()
 
     def _addresses(self) -> list[int]:
         return [parameter.data_ptr() for parameter in self._policy.model.parameters()]
@@ -96,7 +91,7 @@ class Decoder:
         slots_T = torch.from_numpy(np.concatenate(slots)).to(device)
         tokens_T = torch.from_numpy(np.concatenate([p.tokens for p in batch]).astype(np.int64)).to(device)
         layout = layout_of([len(p.tokens) for p in batch], device)
-        with self._forwarding(compiled=False):  # its lengths vary and it is rare: compiling it would not pay
+        with self._forwarding():
             self.hidden(tokens_T, layout.position_T, PrefillPass(self.cache, slots_T, layout))
 
     @torch.no_grad()
@@ -106,6 +101,11 @@ class Decoder:
         n = lanes_for(len(rows))
         longest = max(row.cached for row in rows) + self.steps
         split = split_for(n, self.cache.shape.heads, longest)
+        self._launch(n, split, sampling)
+        for row in rows:  # while the device works: the numbers these rows will want next
+            row.ahead = row.generator.random(self.steps)
+
+    def _launch(self, n: int, split: Split, sampling: Sampling) -> None:
         left = self.steps
         if self._pool is None:
             with self._forwarding():
@@ -167,7 +167,7 @@ class Decoder:
         _set(lanes.length[:n], [row.cached + 1 for row in rows] + [1] * idle)
         uniforms = np.zeros((n, self.steps))
         for lane, row in enumerate(rows):
-            uniforms[lane] = row.generator.random(self.steps)
+            uniforms[lane] = row.uniforms(self.steps)
         _set(lanes.uniforms[:n], uniforms)
         pages = np.zeros((n, table.shape[1]), np.int32)
         pages[: len(rows)] = table[: len(rows)]

@@ -89,7 +89,7 @@ class NativeEngine:
             self._decoder.start(schedule.running, schedule.table, sampling)
             for row in finished:  # the caller's work on them overlaps with the device's on the next turn
                 yield row.response()
-            finished = schedule.record(*self._decoder.collect(len(schedule.running)))
+            finished = schedule.record(self._decoder.collect(len(schedule.running)))
         for row in finished:
             yield row.response()
         self.preempted = schedule.preempted
@@ -141,7 +141,7 @@ class NativeEngine:
         tokens = np.arange(3, 9, dtype=np.int32) % self._policy.vocabulary
         greedy = Sampling(max_tokens=1, stop_tokens=(), temperature=0)
         pages = [*range(1, 2 + len(tokens) // self._cache.shape.page)]
-        row = Row(0, 0, tokens, 1, np.random.default_rng(0), pages=pages, lane=0)
+        row = Row(0, 0, tokens, 1, np.random.default_rng(0), int(tokens[-1]), pages=pages, lane=0)
         try:
             self._cache.allocate(1 + len(pages))
             self._decoder.prepare(1, len(pages))

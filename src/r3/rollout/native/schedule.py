@@ -12,10 +12,10 @@ first included, comes out of a decoding step.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,14 @@ import numpy.typing as npt
 from r3.rollout.native.pages import IDLE, OutOfPages, PagePool
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FinishReason, FloatArray, IntArray
+
+
+class Drawn(NamedTuple):
+    """A turn's results on the host, [lanes, steps]."""
+
+    tokens: npt.NDArray[np.int32]
+    logprobs: FloatArray
+    entropies: FloatArray
 
 
 @dataclass(slots=True, eq=False)
@@ -36,30 +44,40 @@ class Row:
     """Most tokens of the response."""
     generator: np.random.Generator
     """Draws the uniform numbers that decide the tokens, as `uniform_stream` does."""
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    logprobs: array[float] = field(default_factory=lambda: array("f"))
-    entropies: array[float] = field(default_factory=lambda: array("f"))
+    newest: int
+    """The token that the next step feeds in: the prompt's last, then the last that was drawn."""
+    count: int = 0
+    """Tokens written so far."""
+    turns: list[tuple[Drawn, int, int]] = field(default_factory=list)
+    """What was written: turn by turn its results, the row's lane in them, and how many of its tokens count. They are
+    put together when the response is asked for, while the device is at work, not between turns."""
+    ahead: npt.NDArray[np.float64] | None = None
+    """Uniform numbers already drawn for the next turn."""
     finish: FinishReason | None = None
     pages: list[int] = field(default_factory=list)
     lane: int = -1
 
-    @property
-    def cached(self) -> int:
-        """Tokens whose keys are in the cache between turns: all but the newest, which the next step feeds in."""
-        return len(self.prompt) + len(self.tokens) - 1
+    def uniforms(self, n: int) -> npt.NDArray[np.float64]:
+        """The next n numbers."""
+        drawn, self.ahead = self.ahead, None
+        return self.generator.random(n) if drawn is None else drawn
 
     @property
-    def newest(self) -> int:
-        return self.tokens[-1] if self.tokens else int(self.prompt[-1])
+    def cached(self) -> int:
+        """Tokens whose keys are in the cache between turns: all but the newest."""
+        return len(self.prompt) + self.count - 1
 
     def written(self) -> IntArray:
         """The prompt and what was written so far, but for the newest token."""
-        return np.concatenate([self.prompt, np.array(self.tokens, np.int32)])[:-1]
+        return np.concatenate([self.prompt, *self._parts(0)])[:-1]
 
     def response(self) -> Response:
         assert self.finish is not None
-        logprobs, entropies = np.array(self.logprobs, np.float32), np.array(self.entropies, np.float32)
-        return Response(self.request, self.index, np.array(self.tokens, np.int32), logprobs, entropies, self.finish)
+        tokens, logprobs, entropies = (np.concatenate(self._parts(kind)) for kind in range(3))
+        return Response(self.request, self.index, tokens, logprobs, entropies, self.finish)
+
+    def _parts(self, kind: int) -> list[npt.NDArray[Any]]:
+        return [drawn[kind][lane, :n] for drawn, lane, n in self.turns]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +128,7 @@ class Schedule:
                 request.prompt,
                 request.max_tokens(index, sampling),
                 np.random.default_rng([request.seed, index]),
+                int(request.prompt[-1]),
             )
             for place, request in enumerate(requests)
             for index in range(request.n)
@@ -148,20 +167,22 @@ class Schedule:
         self._leaving.clear()
         return turn
 
-    def record(self, tokens: npt.NDArray[np.int32], logprobs: FloatArray, entropies: FloatArray) -> list[Row]:
-        """Note a turn's tokens, [lanes, steps]; the rows they finished, which are gone from their lanes."""
-        n = len(self.running)
-        stopped = np.isin(tokens[:n], self._stops)
+    def record(self, drawn: Drawn) -> list[Row]:
+        """Note what a turn drew; the rows it finished, which are gone from their lanes."""
+        tokens = drawn.tokens[: len(self.running)]
+        stopped = np.isin(tokens, self._stops)
         first_stop = np.where(stopped.any(1), stopped.argmax(1) + 1, self.steps + 1)
-        room = np.array([row.limit - len(row.tokens) for row in self.running])
+        room = np.array([row.limit - row.count for row in self.running], np.int64)
         ends = np.minimum(np.minimum(first_stop, room), self.steps)
         finished = []
-        for row, end, stop in zip(list(self.running), ends.tolist(), first_stop.tolist(), strict=True):
-            for kept, new in ((row.tokens, tokens), (row.logprobs, logprobs), (row.entropies, entropies)):
-                kept.frombytes(new[row.lane, :end].tobytes())
+        last = tokens[np.arange(len(tokens)), ends - 1]
+        for row, end, stop, newest in zip(self.running, ends.tolist(), first_stop.tolist(), last.tolist(), strict=True):
+            row.turns.append((drawn, row.lane, end))
+            row.count += end
+            row.newest = newest
             if stop <= end:
                 row.finish = "stop"
-            elif len(row.tokens) == row.limit:
+            elif row.count == row.limit:
                 row.finish = "length"
             if row.finish is not None:
                 finished.append(row)
@@ -211,7 +232,7 @@ class Schedule:
         """Give the row a lane and pages, and say what has to be computed or copied into them."""
         wanted = self.pool.pages_for(row.cached + self.steps)
         spare = len(self.running)  # a page for each that runs already, lest the newcomer be thrown out again at once
-        if row.tokens:  # it was here before
+        if row.count:  # it was here before
             pages = self._take(wanted, spare)
             turn.prefills.append(Prefill(row.written(), pages))
         else:
@@ -249,7 +270,7 @@ class Schedule:
         """Fill the forward up with the next prompts, which costs almost nothing now and a forward of its own later."""
         room = self.prefill_tokens - sum(len(prefill.tokens) for prefill in turn.prefills)
         budget = self.pool.free // 8
-        for prompt in dict.fromkeys(self.prompts[row.request] for row in self.waiting if not row.tokens):
+        for prompt in dict.fromkeys(self.prompts[row.request] for row in self.waiting if not row.count):
             cached = len(prompt.tokens) - 1
             if prompt.pages is not None or cached == 0:
                 continue
