@@ -129,7 +129,7 @@ class Decoder:
     def collect(self, rows: int) -> Drawn:
         """Wait for the turn, and fetch what it drew."""
         lanes = self._lanes.first(rows)
-        return Drawn(*(x.cpu().numpy() for x in (lanes.tokens, lanes.logprobs, lanes.entropies)))
+        return Drawn(*(x.to("cpu", copy=True).numpy() for x in (lanes.tokens, lanes.logprobs, lanes.entropies)))
 
     def hidden(self, tokens_T: Tensor, position_T: Tensor, attention: Pass) -> Tensor:
         """Last hidden states of one row of tokens, [T, hidden size]; call it within `_forwarding`."""
