@@ -31,7 +31,7 @@ from r3.train.build import Parts, build
 from r3.train.loop import Trainer
 from r3.train.optimiser import Optimiser
 from r3.train.policy import Policy
-from r3.train.rows import rollout_rows
+from r3.train.rows import group_summaries, rollout_rows
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
 from r3.train.update import Updater
@@ -211,8 +211,9 @@ class _Session:
     def _save_rollouts(self, step: int, result: StepResult) -> None:
         every = self.config.run.rollouts_every
         if every and step % every == 0:
-            rows = rollout_rows(result, self.parts.policy.tokenizer, self.config.run.rollouts_groups)
-            self.directory.rollouts.write(step, rows)
+            notes = self.trainer.notes
+            rows = rollout_rows(result, self.parts.policy.tokenizer, self.config.run.rollouts_groups, notes)
+            self.directory.rollouts.write(step, rows, group_summaries(result, notes))
 
     def _checkpoint(self) -> None:
         checkpoints = self.directory.checkpoints
