@@ -118,6 +118,8 @@ class _Session:
             parts.policy.keep_reference()
         stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
         self.total_steps = total_steps(config, len(stream))
+        if directory.info.get("total_steps") != self.total_steps:  # a resume may go on for longer
+            directory.update_info(total_steps=self.total_steps)
         optimiser = Optimiser(
             parts.policy.model.parameters(), config.train, self.total_steps * config.train.updates_per_batch
         )

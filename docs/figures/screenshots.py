@@ -1,0 +1,87 @@
+"""Make the pictures of docs/view.md: `python docs/figures/screenshots.py RUN_DIR [RUN_DIR …]`.
+
+The first run gives every page, all of them the comparison. It starts `r3 view` on the runs, opens each page in
+Debian's Chromium (or the one that CHROMIUM names) and writes view-*.png beside this script.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+HERE = Path(__file__).parent
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
+
+
+def main() -> None:
+    """Write all pictures into HERE, or into the folder that the environment variable OUT names."""
+    out = Path(os.environ.get("OUT", HERE))
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    with serving(sys.argv[1:]) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for name, scheme, size in (("", "light", DESKTOP), ("-dark", "dark", DESKTOP), ("-phone", "light", PHONE)):
+            page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
+            for title, address in addresses(page, url).items():
+                open_page(page, url, address)
+                page.screenshot(path=out / f"view-{title}{name}.png")
+            page.close()
+        browser.close()
+
+
+@contextmanager
+def serving(runs: list[str]) -> Iterator[str]:
+    """`r3 view` over the runs; gives its address."""
+    command = [sys.executable, "-m", "r3", "view", *runs, "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[-1]
+        finally:
+            server.terminate()
+
+
+def open_page(page: Page, url: str, address: str) -> None:
+    """Open an address and wait until its page is there and at rest."""
+    page.goto(url + address)
+    page.wait_for_function("a => document.getElementById('main').dataset.ready === a", arg=address)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def addresses(page: Page, url: str) -> dict[str, str]:
+    """Pages worth a picture: with groups that R³ did something to, found by asking the server."""
+    saved = ask(page, url, "steps?run=0")["steps"]
+    groups = [(step, i, group) for step in saved for i, group in enumerate(table(page, url, step))]
+    ranked = next((s, i) for s, i, g in groups if sum(paid is not None for paid in g["ranking"]) > 2)
+    solved = [(s, i) for s, i, g in groups if g["context"] == "reflection" and any(g["outcomes"])]
+    replayed = [(s, i, g) for s, i, g in groups if len(g["outcomes"]) > g["fresh"]]
+    query = replayed[-1][2]["query"]
+    return {
+        "overview": "#/0/overview",
+        "steps": f"#/0/steps/{replayed[len(replayed) // 2][0]}",
+        "sample": f"#/0/group/{ranked[0]}/{ranked[1]}/0",
+        "reflection": f"#/0/group/{solved[0][0]}/{solved[0][1]}/0",
+        "query": f"#/0/query/{page.evaluate('encodeURIComponent', query)}",
+        "queries": "#/0/queries",
+        "buffer": "#/0/buffer",
+    }
+
+
+def table(page: Page, url: str, step: int) -> list[dict[str, Any]]:
+    answer = ask(page, url, f"step?run=0&step={step}")
+    return [group for group, kept in zip(answer["groups"], answer["kept"], strict=True) if kept]
+
+
+def ask(page: Page, url: str, question: str) -> Any:
+    return page.request.get(f"{url}api/{question}").json()
+
+
+if __name__ == "__main__":
+    main()
