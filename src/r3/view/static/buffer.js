@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { Chart } from "./charts.js";
 import { bytes, empty, fill, h, number, percent, table } from "./dom.js";
-import { rateBar } from "./queries.js";
+import { questionLine, rateBar } from "./queries.js";
 
 export async function bufferPage(root, { run, go }) {
   let page = await ask("buffer", { run });
@@ -39,15 +39,15 @@ export async function bufferPage(root, { run, go }) {
 const limitsOf = (limits) => [limits.per_query && `at most ${number(limits.per_query)} a query`,
   limits.total && `${number(limits.total)} in all`, limits.max_age && `replayed up to ${number(limits.max_age)} updates old`].filter(Boolean).join(", ");
 
-function tilesOf({ stats, never_solved: never }) {
+function tilesOf({ stats, never_solved: never, over_time: at }) {
   const tile = (label, value, more) => h("div.tile", {}, h("span", {}, label), h("b", {}, value), h("small", {}, more || "\u00a0"));
   return [
     tile("samples", number(stats.samples), `${number(stats.tokens)} tokens`),
-    tile("right", percent(stats.samples ? stats.right / stats.samples : null), `${number(stats.right)} right, ${number(stats.wrong)} wrong`),
+    tile("right", percent(stats.samples ? stats.right / stats.samples : null), `${number(stats.wrong)} wrong`),
     tile("truncated", percent(stats.samples ? stats.truncated / stats.samples : null), number(stats.truncated)),
     tile("queries", number(stats.queries), `${number(never)} never solved`),
     tile("oldest", stats.oldest_step === null ? "–" : `step ${number(stats.oldest_step)}`, `newest: step ${number(stats.newest_step)}`),
-    tile("evicted, not yet settled", number(stats.evicted), "kept for a rewind"),
+    tile("evicted", number(at.evicted[at.evicted.length - 1] ?? 0), `${number(stats.evicted)} kept for a rewind`),
     tile("on disk", bytes(stats.bytes_on_disk), `${stats.tokens ? (stats.bytes_on_disk / stats.tokens).toFixed(1) : "–"} bytes a token`),
   ];
 }
@@ -65,7 +65,7 @@ const byAge = ({ by_age: at }) => ({ data: [at.step, at.right, at.wrong],
 function hardestTable(run, { hardest }) {
   if (!hardest.length) return null;
   const whole = table(["Hardest queries", "Solved, plain prompt", "Last tried"], hardest.map((one) => h("tr", { "data-row": true },
-    h("td.question", {}, h("a", { href: `#/${run}/query/${encodeURIComponent(one.query)}`, "data-open": true }, one.query), h("span.line", {}, one.question)),
+    h("td.question", {}, h("a", { href: `#/${run}/query/${encodeURIComponent(one.query)}`, "data-open": true }, one.query), questionLine(one)),
     h("td.rates", {}, rateBar(one.solved, one.tried)), h("td.number", { "data-name": "last tried" }, `step ${number(one.last_step)}`))));
   whole.querySelector("table").classList.add("queries");
   return whole;

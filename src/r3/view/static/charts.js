@@ -95,7 +95,7 @@ export class Chart {
       ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const options = {
       width: this.place.clientWidth, height: this.height, legend: { show: false },
-      padding: [10, 8, 0, 0],
+      padding: [16, 8, 0, 0],
       cursor: { sync: { key: "r3" }, drag: { x: true, y: false }, points: { size: 6 }, bind: { dblclick: () => null } },
       scales: { x: { time: false }, y: { range: this.range || yRange(this.stacked) } },
       axes: [{ ...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x) : "")) },
@@ -112,7 +112,7 @@ export class Chart {
   line(one, index) {
     const stroke = one.colour.startsWith("--") ? colour(one.colour) : one.colour;
     const line = { label: one.label, stroke, width: one.width || 1.75, dash: one.dash, spanGaps: Boolean(one.points),
-      points: { show: Boolean(one.points), size: 7, fill: stroke } };
+      points: { show: Boolean(one.points), size: one.hollow ? 12 : 7, fill: one.hollow ? "transparent" : stroke } };
     if (one.quiet) Object.assign(line, { alpha: 0.28, width: 1 });
     if (one.points) line.paths = () => null;
     if (this.stacked) Object.assign(line, { fill: stroke, width: 0.5, points: { show: false } });
@@ -127,7 +127,7 @@ export class Chart {
       const value = h("b", {}, "–");
       this.values.push(value);
       if (one.quiet) return null;
-      const mark = h(`i.key${one.dash ? ".dashed" : ""}${one.points ? ".dot" : ""}`, { style: { color: `var(${one.colour})` } });
+      const mark = h(`i.key${one.dash ? ".dashed" : ""}${one.points ? ".dot" : ""}${one.hollow ? ".hollow" : ""}`, { style: { color: `var(${one.colour})` } });
       if (!one.colour.startsWith("--")) mark.style.color = one.colour;
       return h("span.entry", {}, mark, one.label, " ", value);
     }));
@@ -227,6 +227,9 @@ function drawMarks(plot, marks) {
   ctx.strokeStyle = colour("--ink-3");
   ctx.fillStyle = colour("--ink-2");
   ctx.setLineDash([3 * ratio, 3 * ratio]);
+  ctx.lineWidth = ratio;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "alphabetic";
   ctx.font = `${10 * ratio}px system-ui, sans-serif`;
   let free = -Infinity;
   for (const [step, word] of marks) {
@@ -237,8 +240,9 @@ function drawMarks(plot, marks) {
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
     if (x > free && word) {
-      ctx.fillText(word, x + 3 * ratio, bbox.top + 9 * ratio);
-      free = x + ctx.measureText(word).width + 8 * ratio;
+      const wide = ctx.measureText(word).width;
+      ctx.fillText(word, Math.min(x, bbox.left + bbox.width - wide), bbox.top - 5 * ratio); // above the plot, clear of it
+      free = x + wide + 6 * ratio;
     }
   }
   ctx.restore();

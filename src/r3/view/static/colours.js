@@ -33,15 +33,21 @@ function between(stops, share) {
 export function amount(share) {
   const dark = isDark();
   const rgb = between(CIVIDIS, dark ? share : 1 - share);
-  const strength = Math.min(1, 0.08 + 0.92 * share);
-  return { background: `rgb(${rgb} / ${strength.toFixed(2)})`, color: share > 0.5 ? (dark ? "#111" : "#fff") : "" };
+  return painted(rgb, Math.min(1, 0.06 + 0.94 * share), dark);
+}
+
+// A colour laid over the page, and black or white letters, whichever stand out from what that gives.
+function painted(rgb, strength, dark) {
+  const page = dark ? [27, 31, 38] : [255, 255, 255];
+  const [r, g, b] = rgb.map((value, i) => strength * value + (1 - strength) * page[i]);
+  const bright = (0.299 * r + 0.587 * g + 0.114 * b) / 255;
+  return { background: `rgb(${rgb.join(" ")} / ${strength.toFixed(2)})`, color: bright > 0.52 ? "#10141a" : "#fff" };
 }
 
 // A departure from −1 to 1: blue below, orange above, nothing in the middle.
 export function departure(share) {
   const strength = Math.min(1, Math.abs(share));
-  const rgb = share < 0 ? LOW : HIGH;
-  return { background: `rgb(${rgb} / ${strength.toFixed(2)})`, color: strength > 0.55 ? "#fff" : "" };
+  return painted(share < 0 ? LOW : HIGH, strength, isDark());
 }
 
 const wide = () => [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1];

@@ -45,15 +45,19 @@ export function fill(element, ...children) {
 // Numbers as people read them: three digits, thousands apart, a dash for what is not there.
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en-GB");
+  return digitsOf(value, digits).replace("-", "−");
+}
+
+function digitsOf(value, digits) {
   const size = Math.abs(value);
+  if (Number.isInteger(value)) return value.toLocaleString("en-GB");
   if (size >= 1000) return Math.round(value).toLocaleString("en-GB");
   return size !== 0 && size < 0.001 ? value.toExponential(1) : value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : digits);
 }
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 export const signed = (value) => (value === null || value === undefined ? "–"
-  : `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(2)}`);
+  : Math.abs(value) < 0.005 ? "0" : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`);
 export const plural = (count, one, many) => `${number(count)} ${count === 1 ? one : many || `${one}s`}`;
 
 export function bytes(count) {

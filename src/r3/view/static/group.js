@@ -73,7 +73,6 @@ function factRow(group, one, index) {
     fact("reason", one.verdict || "–"),
     fact("reward", `${number(one.reward)}`, parts && h("small", {}, parts)),
     fact("advantage", signed(one.advantage)),
-    fact("ended", one.finish === "length" ? "cut by the length limit" : "by itself"),
     fact("drawn", `step ${one.step}`, h("small", {}, `${replayed ? `${plural(ageOf(group, one), "update")} before this one, ` : ""}under the ${one.drawn_in} prompt`)));
 }
 

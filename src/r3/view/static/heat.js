@@ -4,7 +4,6 @@ import { amount, amountKey, departure, departureKey } from "./colours.js";
 import { choice, fill, h, number, signed, visible } from "./dom.js";
 
 const CHUNK = 2500;
-const WIDEST = 4000;
 const MEASURES = [
   ["entropies", "Entropy", "how undecided the policy was at this token"],
   ["logprobs", "Log-prob", "how likely the token was when it was drawn"],
@@ -81,7 +80,7 @@ function drawTokens(place, facts, sample, measure) {
     if (drawn >= count) { watcher.disconnect(); finish(); }
   };
   const finish = () => {
-    end.before(h("span.stop", {}, sample.finish === "length" ? "✂ cut by the length limit" : "■ end"));
+    end.before(h("span.stop", {}, sample.finish === "length" ? "✂ cut by the length limit" : "end"));
     if (!sample.pieces) end.before(h("p.whole", {}, sample.response));
   };
   const watcher = new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) more(); }, { rootMargin: "600px" });
@@ -93,7 +92,7 @@ function drawTokens(place, facts, sample, measure) {
 
 function token(sample, measure, peaks, at) {
   const text = sample.pieces ? sample.pieces[at] : "▮";
-  const span = h(`span.tok${peaks.has(at) ? ".peak" : ""}`, { "data-at": at }, text.length > WIDEST ? [text] : text || "∅");
+  const span = h(`span.tok${peaks.has(at) ? ".peak" : ""}`, { "data-at": at }, text || (at === sample.tokens.length - 1 && sample.finish === "stop" ? "■" : "·"));
   if (measure.values && measure.values[at] !== undefined) {
     const { background, color } = measure.paint(measure.values[at]);
     span.style.backgroundColor = background;

@@ -61,7 +61,8 @@ function readLines(spec) {
   const parts = [];
   const add = (run, [key, label, kind], one) => {
     const part = trained(run, key);
-    if (!part.values.some((value) => value !== null)) return;
+    // A part of the reward that this run does not pay, a reflection it never made: not worth a line.
+    if (!part.values.some((value) => (label === spec.parts[0][1] || many ? value !== null : value))) return;
     const line = { label, colour: one, points: kind === "points", dash: kind === "dashed" ? [4, 3] : undefined };
     if (view.smoothing && !line.points) {
       series.push({ ...line, quiet: true });
@@ -112,15 +113,14 @@ function tileRow() {
   const held = column(run, "heldout/accuracy").filter((value) => value !== null);
   const state = store.state[run] || {};
   const tile = (label, value, more) => h("div.tile", {}, h("span", {}, label), h("b", {}, value), h("small", {}, more || "\u00a0"));
-  const heldout = held.length > 1 ? `${percent(held[0])} → ${percent(held[held.length - 1])}` : percent(held[0] ?? null);
   return [
     tile("step", number(state.step), state.planned ? `of ${number(state.planned)}` : ""),
-    tile("accuracy", percent(latest(run, "accuracy")), `held-out ${heldout}`),
+    tile("accuracy", percent(latest(run, "accuracy")), "as sampled"),
+    tile("held-out", percent(held[held.length - 1] ?? null), held.length > 1 ? `${percent(held[0])} before` : ""),
     tile("solve-none", percent(latest(run, "solve_none")), `solve-all ${percent(latest(run, "solve_all"))}`),
-    tile("truncated", percent(latest(run, "truncated")), `${number(latest(run, "length/mean"))} tokens an answer`),
+    tile("truncated", percent(latest(run, "truncated")), `${number(latest(run, "length/mean"))} tokens each`),
     tile("groups that taught", percent(ratio(latest(run, "groups/teaching"), latest(run, "groups"))), `of ${number(latest(run, "groups"))}`),
     tile("replayed", number(latest(run, "replay/samples")), `mean age ${number(latest(run, "replay/age_mean"))}`),
-    tile("entropy", number(latest(run, "entropy")), "nats a token"),
     tile("tokens/s", number(latest(run, "tokens_per_second")), `${number(latest(run, "seconds/step"))} s a step`),
   ];
 }

@@ -35,9 +35,12 @@ export function rateBar(solved, tried) {
     h("b", {}, tried ? percent(solved / tried) : "–"), h("small", {}, `${number(solved)}/${number(tried)}`));
 }
 
+// What a query asks, where its id does not already say it.
+export const questionLine = (one) => (one.question && one.question.trim() !== one.query ? h("span.line", {}, one.question) : null);
+
 function queryTable(run, queries) {
   const whole = table(["Query", "Solved, plain prompt", "Reflections", "Replays", "Last step"], queries.map((one) => h("tr", { "data-row": true },
-    h("td.question", {}, h("a", { href: `#/${run}/query/${encodeURIComponent(one.query)}`, "data-open": true }, one.query), h("span.line", {}, one.question)),
+    h("td.question", {}, h("a", { href: `#/${run}/query/${encodeURIComponent(one.query)}`, "data-open": true }, one.query), questionLine(one)),
     h("td.rates", {}, rateBar(one.solved, one.tried)), h("td.number", { "data-name": "reflections" }, number(one.reflections)),
     h("td.number", { "data-name": "replays" }, number(one.replays)), h("td.number", { "data-name": "last step" }, number(one.last)))));
   whole.querySelector("table").classList.add("queries");
@@ -53,7 +56,7 @@ export async function queryPage(root, { run, parts, go }) {
   const replayed = answer.visits.filter((visit) => visit.replayed).map((visit) => visit.step);
   const told = first ? ["First solved at ", h("a", { href: `#/${run}/group/${first.step}/${first.group}` }, `step ${first.step}`), ` under the ${first.context} prompt.`] : ["Not solved so far."];
   fill(root, h("div.toolbar.head", {}, h("h1", {}, "Query ", id), h("a", { href: `#/${run}/queries` }, "all queries")),
-    h("pre.card.prompt", {}, answer.question),
+    answer.question !== id && h("pre.card.prompt", {}, answer.question),
     h("p.story", {}, told, ` ${plural(answer.visits.length, "group")} in ${number(answer.indexed)} saved steps. `,
       replayed.length ? `Past answers were replayed at ${replayed.length === 1 ? "step" : "steps"} ${replayed.slice(0, 12).join(", ")}${replayed.length > 12 ? "…" : ""}.` : "Never replayed."),
     chart.element, visitTable(run, answer.visits));
@@ -73,7 +76,7 @@ function readRates(answer) {
   });
   const marks = answer.visits.filter((visit) => visit.replayed).map((visit) => [visit.step, "replay"]);
   return { data: [steps, rates("plain"), rates("reflection")], marks,
-    series: [{ label: "plain", colour: "--blue", points: true }, { label: "under reflection", colour: "--orange", points: true }] };
+    series: [{ label: "plain", colour: "--blue", points: true }, { label: "under reflection", colour: "--orange", points: true, hollow: true }] };
 }
 
 function openStep(run, answer, step, go) {

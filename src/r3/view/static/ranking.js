@@ -50,8 +50,8 @@ function axes(x, y) {
       h("text.x", { x: x(tick), y: bottom + 14 }, number(tick))]),
     y.ticks.map((tick) => [h("line", { x1: left, x2: right, y1: y(tick), y2: y(tick) }),
       h("text.y", { x: left - 6, y: y(tick) + 4 }, number(tick))]),
-    h("text.x.name", { x: (left + right) / 2, y: HEIGHT - 5 }, "global entropy, lower is steadier"),
-    h("text.x.name", { x: 0, y: 0, transform: `translate(11 ${HEIGHT / 2 - 10}) rotate(-90)` }, "peak entropy"));
+    h("text.x.label", { x: (left + right) / 2, y: HEIGHT - 5 }, "global entropy, lower is steadier"),
+    h("text.x.label", { x: 0, y: 0, transform: `translate(11 ${HEIGHT / 2 - 10}) rotate(-90)` }, "peak entropy"));
 }
 
 export function verdictOfRanking(ranking, chosen) {

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { button, choice, empty, fill, h, number, table } from "./dom.js";
 import { advantageBars, badges, dots, rankedCount, solveKind, teaches } from "./marks.js";
+import { questionLine } from "./queries.js";
 
 const PAGE = 60;
 const filter = { kind: "all", text: "" };
@@ -111,7 +112,7 @@ function groupTable(run, step, answer, matches) {
 function groupRow(run, step, group, index) {
   return h("tr", { "data-row": true }, h("td.number", {}, index),
     h("td.question", {}, h("a", { href: `#/${run}/group/${step}/${index}`, "data-open": true }, group.query),
-      h("span.line", {}, group.question)),
+      questionLine(group)),
     h("td.outcomes", {}, dots(group)), h("td.did", {}, badges(group)),
     h("td.advantages", {}, advantageBars(group.advantages, group.fresh)));
 }
