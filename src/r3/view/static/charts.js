@@ -7,15 +7,12 @@ import { fill, h, number } from "./dom.js";
 const HEIGHT = 180;
 const living = new Set();
 let zoom = null;
-let zooming = false;
 
 export const isZoomed = () => zoom !== null;
 
 export function zoomTo(range) {
   zoom = range;
-  zooming = true;
   for (const chart of living) chart.applyZoom();
-  zooming = false;
 }
 
 export function forgetCharts() {
@@ -96,16 +93,17 @@ export class Chart {
     const options = {
       width: this.place.clientWidth, height: this.height, legend: { show: false },
       padding: [16, 8, 0, 0],
-      cursor: { sync: { key: "r3" }, drag: { x: true, y: false }, points: { size: 6 }, bind: { dblclick: () => null } },
+      cursor: { sync: { key: "r3", filters: { pub: (kind) => !kind.startsWith("mouse") || kind === "mousemove" || kind === "mouseleave" } },
+        drag: { x: true, y: false, setScale: false }, points: { size: 6 }, bind: { dblclick: () => null } },
       scales: { x: { time: false }, y: { range: this.range || yRange(this.stacked) } },
       axes: [{ ...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x) : "")) },
         { ...axis, size: 52, space: 36, values: (_, ticks) => ticks.map((y) => short(this.format, y)) }],
       series: [{}, ...series.map((one, i) => this.line(one, i))],
       hooks: { draw: [(plot) => drawMarks(plot, this.marks)], setCursor: [(plot) => this.tell(plot.cursor.idx)],
-        setScale: [(plot, key) => this.zoomed(plot, key)] },
+        setSelect: [(plot) => this.selected(plot)] },
     };
     this.plot = new uPlot(options, data, this.place);
-    this.plot.over.addEventListener("click", (event) => this.clicked(event));
+    this.plot.over.addEventListener("click", () => this.clicked());
     if (zoom) this.applyZoom();
   }
 
@@ -146,35 +144,32 @@ export class Chart {
     this.element.dataset.step = at === null || at === undefined ? "" : steps[at];
   }
 
-  zoomed(plot, key) {
-    if (key !== "x" || zooming || !plot.data[0].length) return;
-    const { min, max } = plot.scales.x;
-    const steps = plot.data[0];
-    const whole = min <= steps[0] && max >= steps[steps.length - 1];
-    if (plot.select.width > 0 && !whole) {
-      zoomTo([min, max]);
-      document.dispatchEvent(new CustomEvent("r3-zoom"));
-    }
+  // A stretch was dragged over: all charts show it.
+  selected(plot) {
+    const { left, width } = plot.select;
+    if (width < 4) return;
+    this.dragged = true;
+    const range = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    zoomTo(range);
+    document.dispatchEvent(new CustomEvent("r3-zoom"));
   }
 
   applyZoom() {
     if (!this.plot || !this.plot.data[0].length) return;
     const steps = this.plot.data[0];
     const [min, max] = zoom || [steps[0], steps[steps.length - 1]];
-    zooming = true;
     this.plot.setScale("x", { min, max });
-    zooming = false;
   }
 
   pointAt(step) {
     this.plot.setCursor({ left: this.plot.valToPos(step, "x"), top: 10 });
   }
 
-  clicked(event) {
+  clicked() {
     const { idx } = this.plot.cursor;
-    if (this.open && idx !== null && idx !== undefined && !event.defaultPrevented && this.plot.select.width < 3) {
-      this.open(this.plot.data[0][idx]);
-    }
+    if (this.open && !this.dragged && idx !== null && idx !== undefined) this.open(this.plot.data[0][idx]);
+    this.dragged = false;
   }
 
   resize() {
