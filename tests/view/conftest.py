@@ -23,7 +23,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished tiny run, in which every mechanism acted. To be read only: tests that change it work on a copy."""
     folder = tmp_path_factory.mktemp("view")
-    run_r3("train", "--quiet", *overrides(folder, run__rollouts_groups=6))
+    run_r3("train", "--quiet", *overrides(folder, run__rollouts_groups=5))
     return folder / "run"
 
 

@@ -3,14 +3,14 @@
 
 import { h, number } from "./dom.js";
 
-const WIDTH = 460;
-const HEIGHT = 300;
+const SCATTER_WIDTH = 460;
+const SCATTER_HEIGHT = 300;
 const EDGE = { left: 52, right: 14, top: 14, bottom: 38 };
 
 export function scatter(ranking, chosen, pick) {
   const { points, beats } = ranking;
-  const x = scaleOf(points.map((one) => one.global), EDGE.left, WIDTH - EDGE.right);
-  const y = scaleOf(points.map((one) => one.peak), HEIGHT - EDGE.bottom, EDGE.top);
+  const x = scaleOf(points.map((one) => one.global), EDGE.left, SCATTER_WIDTH - EDGE.right);
+  const y = scaleOf(points.map((one) => one.peak), SCATTER_HEIGHT - EDGE.bottom, EDGE.top);
   const at = new Map(points.map((one) => [one.sample, [x(one.global), y(one.peak)]]));
   const here = at.get(chosen);
   const ranked = points.find((one) => one.sample === chosen && one.rank !== null);
@@ -18,9 +18,9 @@ export function scatter(ranking, chosen, pick) {
     const [[x1, y1], [x2, y2]] = [at.get(i), at.get(j)];
     return h(`line.beats${i === chosen ? ".mine" : ""}`, { x1, y1, x2, y2 });
   };
-  return h("svg.scatter", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "peak against global entropy of the group's answers" },
+  return h("svg.scatter", { viewBox: `0 0 ${SCATTER_WIDTH} ${SCATTER_HEIGHT}`, role: "img", "aria-label": "peak against global entropy of the group's answers" },
     axes(x, y),
-    ranked && h("rect.dominated", { x: here[0], y: here[1], width: WIDTH - EDGE.right - here[0], height: HEIGHT - EDGE.bottom - here[1] }),
+    ranked && h("rect.dominated", { x: here[0], y: here[1], width: SCATTER_WIDTH - EDGE.right - here[0], height: SCATTER_HEIGHT - EDGE.bottom - here[1] }),
     beats.filter(([i, j]) => i === chosen || j === chosen).map(line),
     points.map((one) => mark(one, at.get(one.sample), one.sample === chosen, pick)));
 }
@@ -44,14 +44,14 @@ function scaleOf(values, from, to) {
 }
 
 function axes(x, y) {
-  const [bottom, left, right] = [HEIGHT - EDGE.bottom, EDGE.left, WIDTH - EDGE.right];
+  const [bottom, left, right] = [SCATTER_HEIGHT - EDGE.bottom, EDGE.left, SCATTER_WIDTH - EDGE.right];
   return h("g.axes", {},
     x.ticks.map((tick) => [h("line", { x1: x(tick), x2: x(tick), y1: EDGE.top, y2: bottom }),
       h("text.x", { x: x(tick), y: bottom + 14 }, number(tick))]),
     y.ticks.map((tick) => [h("line", { x1: left, x2: right, y1: y(tick), y2: y(tick) }),
       h("text.y", { x: left - 6, y: y(tick) + 4 }, number(tick))]),
-    h("text.x.label", { x: (left + right) / 2, y: HEIGHT - 5 }, "global entropy, lower is steadier"),
-    h("text.x.label", { x: 0, y: 0, transform: `translate(11 ${HEIGHT / 2 - 10}) rotate(-90)` }, "peak entropy"));
+    h("text.x.label", { x: (left + right) / 2, y: SCATTER_HEIGHT - 5 }, "global entropy, lower is steadier"),
+    h("text.x.label", { x: 0, y: 0, transform: `translate(11 ${SCATTER_HEIGHT / 2 - 10}) rotate(-90)` }, "peak entropy"));
 }
 
 export function verdictOfRanking(ranking, chosen) {
