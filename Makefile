@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format types pytest clean
+.PHONY: help setup demo test lint format types pytest browser clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -38,6 +38,15 @@ types: $(READY) ## mypy --strict on src/
 
 pytest: $(READY) ## the tests alone
 	$(BIN)/pytest -n 2
+
+browser: ## install Debian's Chromium where there is none and we are root: the tests of r3 view look with it
+	@if [ -n "$$CHROMIUM" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
+	  echo "a Chromium is here"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+	  echo "no Chromium: install one, or set CHROMIUM to its path; until then the browser tests are skipped" >&2; \
+	fi
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,7 +35,8 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.on(
         "console",
-        lambda said: errors.append(said.text) if said.type == "error" and "404" not in said.text else None,
+        # What the server refuses with a reason is shown on the page; Chromium notes it in the console as well.
+        lambda said: None if said.type != "error" or "Failed to load" in said.text else errors.append(said.text),
     )
     yield opened
     opened.close()

@@ -100,7 +100,10 @@ class Rollouts:
         try:
             with path.open("rb") as file:
                 file.seek(offset)
-                return gzip.decompress(file.read(size))
+                member = file.read(size)
+            if len(member) < size:
+                raise EOFError(f"it ends within the group at byte {offset}")
+            return gzip.decompress(member)
         except FileNotFoundError as error:
             raise self._missing(step) from error
         except (OSError, EOFError, zlib.error) as error:
