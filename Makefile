@@ -40,8 +40,8 @@ pytest: $(READY) ## the tests alone
 	$(BIN)/pytest -n 2
 
 browser: ## install Debian's Chromium where there is none and we are root: the tests of r3 view look with it
-	@if [ -n "$$CHROMIUM" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
-	  echo "a Chromium is here"; \
+	@if [ -n "$$CHROMIUM" ] || command -v chromium || command -v chromium-browser || command -v google-chrome; then \
+	  :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
 	else \

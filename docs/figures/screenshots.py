@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 HERE = Path(__file__).parent
@@ -23,17 +24,31 @@ DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
 
 def main() -> None:
     """Write all pictures into HERE, or into the folder that the environment variable OUT names."""
-    out = Path(os.environ.get("OUT", HERE))
+    out, runs = Path(os.environ.get("OUT", HERE)), sys.argv[1:]
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    with serving(sys.argv[1:]) as url, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        for name, scheme, size in (("", "light", DESKTOP), ("-dark", "dark", DESKTOP), ("-phone", "light", PHONE)):
-            page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
-            for title, address in addresses(page, url).items():
-                open_page(page, url, address)
-                page.screenshot(path=out / f"view-{title}{name}.png")
-            page.close()
+        with serving(runs[:1]) as url:
+            for name, scheme, size in (("", "light", DESKTOP), ("-dark", "dark", DESKTOP), ("-phone", "light", PHONE)):
+                page = browser.new_page(viewport=size, color_scheme=scheme)
+                for title, address in addresses(page, url).items():
+                    picture(page, url, address, out / f"view-{title}{name}.png")
+                page.close()
+        with serving(runs) as url:
+            page = browser.new_page(viewport=DESKTOP, color_scheme="light")
+            picture(page, url, "#/0/overview", out / "view-compare.png", smoothing=0.8)
         browser.close()
+
+
+def picture(page: Page, url: str, address: str, target: Path, smoothing: float = 0.0) -> None:
+    """One picture, in few colours: a page of text and lines needs no more, and a third of the bytes."""
+    open_page(page, url, address)
+    if smoothing:
+        page.locator("#smoothing").fill(str(smoothing))
+    if "/group/" in address:
+        page.locator(".tok").nth(page.locator(".tok").count() // 2).hover()
+    page.screenshot(path=target)
+    Image.open(target).convert("RGB").quantize(200, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def test_another_name_for_this_machine_is_refused(finished: Path, serve: Serve) 
     """DNS rebinding: a page of another site that made its own name point here sends that name."""
     url = serve(finished)
     port = urlsplit(url).port
-    for host in ("evil.example", f"evil.example:{port}", "", "10.0.0.1", "127.0.0.1.evil.example"):
+    for host in ("evil.example", f"evil.example:{port}", "", "10.0.0.1", "127.0.0.1.evil.example", "[::1", "a b"):
         assert ask(url, "/api/state", Host=host)[0] == 403, host
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
         assert ask(url, "/api/state", Host=host)[0] == 200, host

@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 import socket
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -76,6 +77,10 @@ class ViewServer(ThreadingHTTPServer):
             raise ViewError(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from error
         self.names = _own_names(host)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that failed is a line in the log, not a traceback on the screen."""
+        log.warning("a connection from %s failed: %s", client_address, sys.exc_info()[1])
+
     @property
     def url(self) -> str:
         host, port = self.server_address[:2]
@@ -90,10 +95,10 @@ class ViewServer(ThreadingHTTPServer):
 
     def knows(self, host: str) -> bool:
         """Whether a Host header names this server: no name of anybody else's domain does."""
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in self.names:
-            return True
         try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name in self.names:
+                return True
             address = ipaddress.ip_address(name)
         except ValueError:
             return False

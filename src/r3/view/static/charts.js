@@ -97,7 +97,7 @@ export class Chart {
         drag: { x: true, y: false, setScale: false }, points: { size: 6 }, bind: { dblclick: () => null } },
       scales: { x: { time: false }, y: { range: this.range || yRange(this.stacked) } },
       axes: [{ ...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x) : "")) },
-        { ...axis, size: 52, space: 36, values: (_, ticks) => ticks.map((y) => short(this.format, y)) }],
+        { ...axis, size: 52, space: 28, values: (_, ticks) => ticks.map((y) => short(this.format, y)) }],
       series: [{}, ...series.map((one, i) => this.line(one, i))],
       hooks: { draw: [(plot) => drawMarks(plot, this.marks)], setCursor: [(plot) => this.tell(plot.cursor.idx)],
         setSelect: [(plot) => this.selected(plot)] },

@@ -59,7 +59,7 @@ async function showSample(detail, run, step, group, index, pick) {
   const one = await ask("sample", { run, step, group: group.group, sample: index });
   fill(detail, promptBox(group), factRow(group, one, index),
     h("section.card", {}, h("h3", {}, "Response", h("span.note", {}, plural(one.tokens.length, "token"))), heatMap(one)),
-    group.ranking && rankingCard(group, index, pick), group.attempt && reflectionCard(run, group, one));
+    group.attempt && reflectionCard(run, group, one), group.ranking && rankingCard(group, index, pick));
 }
 
 function factRow(group, one, index) {
@@ -76,8 +76,11 @@ function factRow(group, one, index) {
     fact("drawn", `step ${one.step}`, h("small", {}, `${replayed ? `${plural(ageOf(group, one), "update")} before this one, ` : ""}under the ${one.drawn_in} prompt`)));
 }
 
+// Open where something was ranked; elsewhere the entropies are there for who wants to see them.
 function rankingCard(group, index, pick) {
-  return h("section.card.ranking", {}, h("h3", {}, "Ranking", h("span.note", {}, `peak: the ${Math.round(100 * group.ranking.peak_fraction)} % most undecided tokens`)),
+  const { peak_fraction: share, points } = group.ranking;
+  return h("details.card.ranking", { open: points.some((one) => one.rank !== null) },
+    h("summary", {}, "Ranking", h("span.note", {}, `peak: the ${Math.round(100 * share)} % most undecided tokens`)),
     h("p", {}, verdictOfRanking(group.ranking, index)), scatter(group.ranking, index, pick));
 }
 

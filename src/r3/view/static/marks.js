@@ -94,7 +94,7 @@ export function story(summary) {
   const cut = summary.truncated.slice(0, fresh).filter(Boolean).length;
   const right = summary.outcomes.slice(0, fresh).filter((outcome) => outcome === true).length;
   const said = [];
-  if (kind === "mixed") said.push(`${right} of ${fresh} answers were right, so they could be compared with each other.`);
+  if (kind === "mixed") said.push(`${right} of ${fresh} answers ${right === 1 ? "was" : "were"} right, so they could be compared with each other.`);
   else said.push(`All ${fresh} answers were ${kind === "solve-all" ? "right (solve-all)" : "wrong (solve-none)"}: by themselves they teach nothing.`);
   if (cut) said.push(`${plural(cut, "answer was", "answers were")} cut by the length limit.`);
   const joined = replays(summary);

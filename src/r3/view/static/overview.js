@@ -43,7 +43,8 @@ export function overviewPage(root, { go }) {
 }
 
 function makeCharts(open) {
-  const lines = LINES.map((spec) => new Chart({ title: spec.title, note: spec.note, format: spec.format || number, open,
+  const noteOf = (spec) => (store.runs.length > 1 ? spec.parts[0][1] : spec.note);
+  const lines = LINES.map((spec) => new Chart({ title: spec.title, note: noteOf(spec), format: spec.format || number, open,
     read: () => readLines(spec) }));
   const groups = new Chart({ title: "Groups", note: "share by outcome", format: percent, stacked: true, open, read: readGroups });
   const seconds = new Chart({ title: "Seconds a step", note: "by stage", stacked: true, open, read: readSeconds });
