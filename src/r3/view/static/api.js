@@ -8,7 +8,10 @@ export const exported = answers !== null;
 export class Refused extends Error {}
 
 const addressOf = (name, parameters) =>
-  `${name}?${Object.keys(parameters).sort().map((key) => `${key}=${encodeURIComponent(parameters[key])}`).join("&")}`;
+  `${name}?${Object.keys(parameters)
+    .sort()
+    .map((key) => `${key}=${encodeURIComponent(parameters[key])}`)
+    .join("&")}`;
 
 export async function ask(name, parameters = {}) {
   const address = addressOf(name, parameters);
@@ -34,19 +37,33 @@ function fromExport(name, parameters, address) {
 function searchExport({ run, step, text }) {
   const wanted = text.toLowerCase();
   const groups = answers[addressOf("step", { run, step })].groups;
-  const holds = (value) => String(value || "").toLowerCase().includes(wanted);
-  return { groups: groups.map((_, group) => group).filter((group) => {
-    const full = answers[addressOf("group", { run, step, group })];
-    return holds(groups[group].query) || holds(groups[group].question)
-      || (full && (holds(full.prompt) || full.samples.some((sample) => holds(sample.preview))));
-  }) };
+  const holds = (value) =>
+    String(value || "")
+      .toLowerCase()
+      .includes(wanted);
+  return {
+    groups: groups
+      .map((_, group) => group)
+      .filter((group) => {
+        const full = answers[addressOf("group", { run, step, group })];
+        return (
+          holds(groups[group].query) ||
+          holds(groups[group].question) ||
+          (full && (holds(full.prompt) || full.samples.some((sample) => holds(sample.preview))))
+        );
+      }),
+  };
 }
 
 function listExport({ run, search, order }) {
   const known = answers[addressOf("queries", { run, search: "", order: "hardest" })];
   const rate = (query) => (query.tried ? query.solved / query.tried : 0);
-  const orders = { hardest: (a, b) => rate(a) - rate(b), easiest: (a, b) => rate(b) - rate(a),
-    newest: (a, b) => b.last - a.last, replayed: (a, b) => b.replays - a.replays };
+  const orders = {
+    hardest: (a, b) => rate(a) - rate(b),
+    easiest: (a, b) => rate(b) - rate(a),
+    newest: (a, b) => b.last - a.last,
+    replayed: (a, b) => b.replays - a.replays,
+  };
   const queries = known.queries
     .filter((query) => `${query.query}\n${query.question}`.toLowerCase().includes((search || "").toLowerCase()))
     .sort(orders[order] || orders.hardest);

@@ -14,8 +14,20 @@ import { follow, load, refreshState, store } from "./series.js";
 import { stepsPage } from "./steps.js";
 
 const EVERY = 1500;
-const PAGES = { overview: overviewPage, steps: stepsPage, group: groupPage, queries: queriesPage, query: queryPage, buffer: bufferPage };
-const TABS = [["overview", "Overview"], ["steps", "Steps"], ["queries", "Queries"], ["buffer", "Buffer"]];
+const PAGES = {
+  overview: overviewPage,
+  steps: stepsPage,
+  group: groupPage,
+  queries: queriesPage,
+  query: queryPage,
+  buffer: bufferPage,
+};
+const TABS = [
+  ["overview", "Overview"],
+  ["steps", "Steps"],
+  ["queries", "Queries"],
+  ["buffer", "Buffer"],
+];
 const IN_TAB = { group: "steps", query: "queries" };
 const main = document.getElementById("main");
 const shown = { page: null, visit: 0, run: 0, name: "overview" };
@@ -64,27 +76,66 @@ function drawBar() {
   const { run, name } = shown;
   const tab = IN_TAB[name] || name;
   const state = store.state[run] || { status: "empty" };
-  fill(document.getElementById("bar"), h("a.brand", { href: `#/${run}/overview` }, "r3 ", h("span", {}, "view")),
+  fill(
+    document.getElementById("bar"),
+    h("a.brand", { href: `#/${run}/overview` }, "r3 ", h("span", {}, "view")),
     runPicker(run, tab),
-    h("nav", { "aria-label": "pages" }, TABS.map(([page, title]) =>
-      h("a", { href: `#/${run}/${page}`, "aria-current": tab === page ? "page" : null }, title))),
-    h("span.status", { "data-status": exported ? "exported" : state.status, title: store.about[run] ? store.about[run].path : "" },
-      h("i"), exported ? "exported report" : state.status, state.step === null || state.step === undefined ? "" : ` · step ${number(state.step)}${state.planned ? ` of ${number(state.planned)}` : ""}`),
-    h("span.tools", {}, button("◐", toggleTheme, { title: "light or dark (t)", "aria-label": "light or dark" }),
-      button("?", showHelp, { title: "keys (?)", "aria-label": "keys" })));
-  fill(document.getElementById("problems"), (state.problems || []).map((problem) => h("p", {}, problem)));
+    h(
+      "nav",
+      { "aria-label": "pages" },
+      TABS.map(([page, title]) =>
+        h("a", { href: `#/${run}/${page}`, "aria-current": tab === page ? "page" : null }, title),
+      ),
+    ),
+    h(
+      "span.status",
+      { "data-status": exported ? "exported" : state.status, title: store.about[run] ? store.about[run].path : "" },
+      h("i"),
+      exported ? "exported report" : state.status,
+      state.step === null || state.step === undefined
+        ? ""
+        : ` · step ${number(state.step)}${state.planned ? ` of ${number(state.planned)}` : ""}`,
+    ),
+    h(
+      "span.tools",
+      {},
+      button("◐", toggleTheme, { title: "light or dark (t)", "aria-label": "light or dark" }),
+      button("?", showHelp, { title: "keys (?)", "aria-label": "keys" }),
+    ),
+  );
+  fill(
+    document.getElementById("problems"),
+    (state.problems || []).map((problem) => h("p", {}, problem)),
+  );
 }
 
 function runPicker(run, tab) {
-  if (store.about.length < 2) return h("span.name", { title: store.about[0] ? store.about[0].path : "" }, store.about[0] ? store.about[0].name : "");
-  return h("span.name", {}, h("i.key", { style: { color: `var(${runColour(run)})` } }), h("select", { "aria-label": "run", onchange: (event) => go(`${event.target.value}/${tab}`) },
-    store.about.map((about, i) => h("option", { value: i, selected: i === run }, about.name))));
+  if (store.about.length < 2)
+    return h(
+      "span.name",
+      { title: store.about[0] ? store.about[0].path : "" },
+      store.about[0] ? store.about[0].name : "",
+    );
+  return h(
+    "span.name",
+    {},
+    h("i.key", { style: { color: `var(${runColour(run)})` } }),
+    h(
+      "select",
+      { "aria-label": "run", onchange: (event) => go(`${event.target.value}/${tab}`) },
+      store.about.map((about, i) => h("option", { value: i, selected: i === run }, about.name)),
+    ),
+  );
 }
 
 function toggleTheme() {
   const theme = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = theme;
-  try { localStorage.setItem("r3-theme", theme); } catch { /* a file opened from disk may have no storage */ }
+  try {
+    localStorage.setItem("r3-theme", theme);
+  } catch {
+    /* a file opened from disk may have no storage */
+  }
   repaint();
   if (shown.name === "group") show();
 }
@@ -107,7 +158,9 @@ async function watch() {
     return;
   }
   if (JSON.stringify(store.state) === before) return;
-  const moved = store.state.map((state, run) => state.lines !== store.runs[run].steps.length || state.generation !== store.runs[run].generation);
+  const moved = store.state.map(
+    (state, run) => state.lines !== store.runs[run].steps.length || state.generation !== store.runs[run].generation,
+  );
   await Promise.all(moved.map((yes, run) => yes && follow(run)));
   drawBar();
   if (shown.page && shown.page.update) await shown.page.update(store.state[shown.run]);
@@ -125,7 +178,9 @@ async function start() {
   try {
     const theme = localStorage.getItem("r3-theme");
     if (theme) document.documentElement.dataset.theme = theme;
-  } catch { /* no storage: the system's theme it is */ }
+  } catch {
+    /* no storage: the system's theme it is */
+  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   try {
     await load();

@@ -46,8 +46,13 @@ export class Chart {
     this.legend = h("div.legend");
     this.place = h("div.plot", { style: { height: `${height}px` } });
     this.none = h("div.none", { hidden: true }, "nothing to draw yet");
-    this.element = h("section.card.chart", { "aria-label": title },
-      h("h3", {}, title, note && h("span.note", {}, note)), this.legend, this.place);
+    this.element = h(
+      "section.card.chart",
+      { "aria-label": title },
+      h("h3", {}, title, note && h("span.note", {}, note)),
+      this.legend,
+      this.place,
+    );
     this.place.append(this.none);
     this.plot = null;
     this.shape = "";
@@ -88,19 +93,42 @@ export class Chart {
     const { data, series } = this.drawn;
     this.buildLegend(series);
     if (!this.place.clientWidth) return; // not on the page yet: the resizer calls again
-    const axis = { stroke: colour("--ink-2"), grid: { stroke: colour("--line"), width: 1 },
-      ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const axis = {
+      stroke: colour("--ink-2"),
+      grid: { stroke: colour("--line"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+    };
     const options = {
-      width: this.place.clientWidth, height: this.height, legend: { show: false },
+      width: this.place.clientWidth,
+      height: this.height,
+      legend: { show: false },
       padding: [16, 8, 0, 0],
-      cursor: { sync: { key: "r3", filters: { pub: (kind) => !kind.startsWith("mouse") || kind === "mousemove" || kind === "mouseleave" } },
-        drag: { x: true, y: false, setScale: false }, points: { size: 6 }, bind: { dblclick: () => null } },
+      cursor: {
+        sync: {
+          key: "r3",
+          filters: { pub: (kind) => !kind.startsWith("mouse") || kind === "mousemove" || kind === "mouseleave" },
+        },
+        drag: { x: true, y: false, setScale: false },
+        points: { size: 6 },
+        bind: { dblclick: () => null },
+      },
       scales: { x: { time: false }, y: { range: this.range || yRange(this.stacked) } },
-      axes: [{ ...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x) : "")) },
-        { ...axis, size: 52, space: 28, values: (_, ticks) => ticks.map((y) => short(this.format, y)) }],
+      axes: [
+        {
+          ...axis,
+          size: 26,
+          space: 60,
+          values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x) : "")),
+        },
+        { ...axis, size: 52, space: 28, values: (_, ticks) => ticks.map((y) => short(this.format, y)) },
+      ],
       series: [{}, ...series.map((one, i) => this.line(one, i))],
-      hooks: { draw: [(plot) => drawMarks(plot, this.marks)], setCursor: [(plot) => this.tell(plot.cursor.idx)],
-        setSelect: [(plot) => this.selected(plot)] },
+      hooks: {
+        draw: [(plot) => drawMarks(plot, this.marks)],
+        setCursor: [(plot) => this.tell(plot.cursor.idx)],
+        setSelect: [(plot) => this.selected(plot)],
+      },
     };
     this.plot = new uPlot(options, data, this.place);
     this.plot.over.addEventListener("click", () => this.clicked());
@@ -109,8 +137,14 @@ export class Chart {
 
   line(one, index) {
     const stroke = one.colour.startsWith("--") ? colour(one.colour) : one.colour;
-    const line = { label: one.label, stroke, width: one.width || 1.75, dash: one.dash, spanGaps: Boolean(one.points),
-      points: { show: Boolean(one.points), size: one.hollow ? 12 : 7, fill: one.hollow ? "transparent" : stroke } };
+    const line = {
+      label: one.label,
+      stroke,
+      width: one.width || 1.75,
+      dash: one.dash,
+      spanGaps: Boolean(one.points),
+      points: { show: Boolean(one.points), size: one.hollow ? 12 : 7, fill: one.hollow ? "transparent" : stroke },
+    };
     if (one.quiet) Object.assign(line, { alpha: 0.28, width: 1 });
     if (one.points) line.paths = () => null;
     if (this.stacked) Object.assign(line, { fill: stroke, width: 0.5, points: { show: false } });
@@ -121,14 +155,19 @@ export class Chart {
 
   buildLegend(series) {
     this.values = [];
-    fill(this.legend, series.map((one) => {
-      const value = h("b", {}, "–");
-      this.values.push(value);
-      if (one.quiet) return null;
-      const mark = h(`i.key${one.dash ? ".dashed" : ""}${one.points ? ".dot" : ""}${one.hollow ? ".hollow" : ""}`, { style: { color: `var(${one.colour})` } });
-      if (!one.colour.startsWith("--")) mark.style.color = one.colour;
-      return h("span.entry", {}, mark, one.label, " ", value);
-    }));
+    fill(
+      this.legend,
+      series.map((one) => {
+        const value = h("b", {}, "–");
+        this.values.push(value);
+        if (one.quiet) return null;
+        const mark = h(`i.key${one.dash ? ".dashed" : ""}${one.points ? ".dot" : ""}${one.hollow ? ".hollow" : ""}`, {
+          style: { color: `var(${one.colour})` },
+        });
+        if (!one.colour.startsWith("--")) mark.style.color = one.colour;
+        return h("span.entry", {}, mark, one.label, " ", value);
+      }),
+    );
   }
 
   // The values under the cursor; without one, the newest.
@@ -193,11 +232,13 @@ export class Chart {
 function stack(data) {
   const [steps, ...columns] = data;
   const sums = new Array(steps.length).fill(0);
-  const stacked = [...columns].reverse().map((values) => values.map((value, i) => {
-    if (value === null || value === undefined) return null;
-    sums[i] += value;
-    return sums[i];
-  }));
+  const stacked = [...columns].reverse().map((values) =>
+    values.map((value, i) => {
+      if (value === null || value === undefined) return null;
+      sums[i] += value;
+      return sums[i];
+    }),
+  );
   return [steps, ...stacked.reverse()];
 }
 
@@ -211,7 +252,11 @@ function yRange(stacked) {
 }
 
 function short(format, value) {
-  return Math.abs(value) >= 10_000 ? `${Math.round(value / 1000).toLocaleString("en-GB")}k` : format(value).replace(/(\.\d*?)0+(?=$| )/, "$1").replace(/\.(?=$| )/, "");
+  return Math.abs(value) >= 10_000
+    ? `${Math.round(value / 1000).toLocaleString("en-GB")}k`
+    : format(value)
+        .replace(/(\.\d*?)0+(?=$| )/, "$1")
+        .replace(/\.(?=$| )/, "");
 }
 
 // Upright lines with a word at their top: epochs, first solutions.

@@ -18,8 +18,16 @@ export const isDark = () => {
 };
 
 // cividis (Nuñez, Anderton and Renslow 2018) at eight places; between them, straight lines.
-const CIVIDIS = [[0, 32, 77], [31, 54, 109], [75, 84, 108], [107, 110, 114],
-  [138, 135, 121], [172, 162, 112], [209, 192, 90], [255, 234, 70]];
+const CIVIDIS = [
+  [0, 32, 77],
+  [31, 54, 109],
+  [75, 84, 108],
+  [107, 110, 114],
+  [138, 135, 121],
+  [172, 162, 112],
+  [209, 192, 90],
+  [255, 234, 70],
+];
 const LOW = [0, 114, 178];
 const HIGH = [213, 94, 0];
 
@@ -51,6 +59,11 @@ export function departure(share) {
 }
 
 const wide = () => [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1];
-export const amountKey = () => `linear-gradient(90deg, ${wide().map((x) => amount(x).background).join(", ")})`;
+export const amountKey = () =>
+  `linear-gradient(90deg, ${wide()
+    .map((x) => amount(x).background)
+    .join(", ")})`;
 export const departureKey = () =>
-  `linear-gradient(90deg, ${wide().map((x) => departure(2 * x - 1).background).join(", ")})`;
+  `linear-gradient(90deg, ${wide()
+    .map((x) => departure(2 * x - 1).background)
+    .join(", ")})`;

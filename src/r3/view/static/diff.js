@@ -20,7 +20,11 @@ export function difference(before, after) {
 }
 
 function compared(a, b) {
-  if (a.length > MOST || b.length > MOST) return [["gone", a.join("")], ["new", b.join("")]];
+  if (a.length > MOST || b.length > MOST)
+    return [
+      ["gone", a.join("")],
+      ["new", b.join("")],
+    ];
   const longest = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
   for (let i = a.length - 1; i >= 0; i -= 1) {
     for (let j = b.length - 1; j >= 0; j -= 1) {
@@ -30,9 +34,17 @@ function compared(a, b) {
   const found = [];
   let [i, j] = [0, 0];
   while (i < a.length || j < b.length) {
-    if (i < a.length && j < b.length && a[i] === b[j]) { found.push(["same", a[i]]); i += 1; j += 1; }
-    else if (i < a.length && (j === b.length || longest[i + 1][j] >= longest[i][j + 1])) { found.push(["gone", a[i]]); i += 1; }
-    else { found.push(["new", b[j]]); j += 1; }
+    if (i < a.length && j < b.length && a[i] === b[j]) {
+      found.push(["same", a[i]]);
+      i += 1;
+      j += 1;
+    } else if (i < a.length && (j === b.length || longest[i + 1][j] >= longest[i][j + 1])) {
+      found.push(["gone", a[i]]);
+      i += 1;
+    } else {
+      found.push(["new", b[j]]);
+      j += 1;
+    }
   }
   return found;
 }
@@ -47,5 +59,9 @@ function joined(parts) {
   return found;
 }
 
-export const diffView = (before, after) => h("div.diff", {}, difference(before, after)
-  .map(([kind, text]) => h({ same: "span", gone: "del", new: "ins" }[kind], {}, text)));
+export const diffView = (before, after) =>
+  h(
+    "div.diff",
+    {},
+    difference(before, after).map(([kind, text]) => h({ same: "span", gone: "del", new: "ins" }[kind], {}, text)),
+  );

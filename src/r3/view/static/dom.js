@@ -6,8 +6,7 @@ const STEERING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u20
 export function visible(text) {
   return String(text).replace(STEERING, (c) => {
     const code = c.charCodeAt(0);
-    return code < 32 ? String.fromCharCode(0x2400 + code)
-      : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+    return code < 32 ? String.fromCharCode(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
   });
 }
 
@@ -17,7 +16,8 @@ const SVG = new Set(["svg", "g", "path", "circle", "line", "rect", "text", "titl
 export function h(name, attributes, ...children) {
   const [tag, ...classes] = name.split(".");
   const element = SVG.has(tag)
-    ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
   if (classes.length) element.setAttribute("class", classes.join(" "));
   for (const [key, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -56,14 +56,21 @@ function digitsOf(value, digits) {
 }
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
-export const signed = (value) => (value === null || value === undefined ? "–"
-  : Math.abs(value) < 0.005 ? "0" : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`);
+export const signed = (value) =>
+  value === null || value === undefined
+    ? "–"
+    : Math.abs(value) < 0.005
+      ? "0"
+      : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`;
 export const plural = (count, one, many) => `${number(count)} ${count === 1 ? one : many || `${one}s`}`;
 
 export function bytes(count) {
   const units = ["bytes", "kB", "MB", "GB", "TB"];
   let at = 0;
-  while (count >= 1000 && at < units.length - 1) { count /= 1000; at += 1; }
+  while (count >= 1000 && at < units.length - 1) {
+    count /= 1000;
+    at += 1;
+  }
   return `${at ? count.toFixed(1) : count} ${units[at]}`;
 }
 
@@ -71,12 +78,33 @@ export const button = (label, onclick, more = {}) => h("button", { type: "button
 
 // A row of buttons of which one is pressed.
 export function choice(label, options, chosen, pick) {
-  return h("div.choice", { role: "group", "aria-label": label }, options.map(([value, text, title]) =>
-    button(text, () => pick(value), { "aria-pressed": String(value === chosen), title, "data-value": value })));
+  return h(
+    "div.choice",
+    { role: "group", "aria-label": label },
+    options.map(([value, text, title]) =>
+      button(text, () => pick(value), { "aria-pressed": String(value === chosen), title, "data-value": value }),
+    ),
+  );
 }
 
-export const table = (heads, rows, more = {}) => h("div.scroll", {}, h("table", more,
-  h("thead", {}, h("tr", {}, heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col" }, head))))),
-  h("tbody", {}, rows)));
+export const table = (heads, rows, more = {}) =>
+  h(
+    "div.scroll",
+    {},
+    h(
+      "table",
+      more,
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col" }, head))),
+        ),
+      ),
+      h("tbody", {}, rows),
+    ),
+  );
 
 export const empty = (title, ...text) => h("div.empty", {}, h("h2", {}, title), h("p", {}, ...text));

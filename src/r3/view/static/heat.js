@@ -20,8 +20,18 @@ export function heatMap(sample) {
   const bar = h("div");
   const draw = () => {
     const measure = measured(sample);
-    fill(bar, choice("colour by", MEASURES.map(([value, text, title]) => [value, text, title]), chosenMeasure.name,
-      (value) => { chosenMeasure.name = value; draw(); }));
+    fill(
+      bar,
+      choice(
+        "colour by",
+        MEASURES.map(([value, text, title]) => [value, text, title]),
+        chosenMeasure.name,
+        (value) => {
+          chosenMeasure.name = value;
+          draw();
+        },
+      ),
+    );
     fill(key, legend(sample, measure));
     drawTokens(place, facts, sample, measure);
   };
@@ -45,13 +55,19 @@ function measured(sample) {
   }
   const amounts = name === "logprobs" ? values.map((value) => -value) : values;
   const most = Math.max(...amounts.slice(0, 50_000), 1e-6);
-  return { values, paint: (value) => amount((name === "logprobs" ? -value : value) / most), keyOf: amountKey,
-    low: "0", high: number(name === "logprobs" ? -most : most) };
+  return {
+    values,
+    paint: (value) => amount((name === "logprobs" ? -value : value) / most),
+    keyOf: amountKey,
+    low: "0",
+    high: number(name === "logprobs" ? -most : most),
+  };
 }
 
 function missing(name, sample) {
   if (name === "ratios") {
-    return sample.advantage === 0 ? "not trained on: its advantage is 0"
+    return sample.advantage === 0
+      ? "not trained on: its advantage is 0"
       : "no ratio was saved: trained under another prompt than it was drawn under, or by an earlier version";
   }
   return "not saved with this sample";
@@ -59,31 +75,55 @@ function missing(name, sample) {
 
 function legend(sample, measure) {
   if (measure.why) return h("span.quiet", {}, measure.why);
-  const peaks = sample.peaks.length ? h("span.entry", {}, h("i.peak", {}, "ab"), `${number(sample.peaks.length)} peak tokens`) : null;
+  const peaks = sample.peaks.length
+    ? h("span.entry", {}, h("i.peak", {}, "ab"), `${number(sample.peaks.length)} peak tokens`)
+    : null;
   if (!measure.values) return peaks;
-  return [h("span.entry", {}, measure.low, h("i.ramp", { style: { background: measure.keyOf() } }), measure.high), peaks];
+  return [
+    h("span.entry", {}, measure.low, h("i.ramp", { style: { background: measure.keyOf() } }), measure.high),
+    peaks,
+  ];
 }
 
 function drawTokens(place, facts, sample, measure) {
   const peaks = new Set(sample.peaks);
   const count = sample.tokens.length;
   fill(place);
-  if (!sample.pieces && !count) { place.append(visible(sample.response)); return; }
-  if (!sample.pieces) place.append(h("p.quiet", {}, "The texts of single tokens were not saved; each block is one token. The whole response is below."));
+  if (!sample.pieces && !count) {
+    place.append(visible(sample.response));
+    return;
+  }
+  if (!sample.pieces)
+    place.append(
+      h(
+        "p.quiet",
+        {},
+        "The texts of single tokens were not saved; each block is one token. The whole response is below.",
+      ),
+    );
   let drawn = 0;
   const end = h("span.end");
   place.append(end);
   const more = () => {
     const part = document.createDocumentFragment();
-    for (const stop = Math.min(drawn + CHUNK, count); drawn < stop; drawn += 1) part.append(token(sample, measure, peaks, drawn));
+    for (const stop = Math.min(drawn + CHUNK, count); drawn < stop; drawn += 1)
+      part.append(token(sample, measure, peaks, drawn));
     end.before(part);
-    if (drawn >= count) { watcher.disconnect(); finish(); }
+    if (drawn >= count) {
+      watcher.disconnect();
+      finish();
+    }
   };
   const finish = () => {
     end.before(h("span.stop", {}, sample.finish === "length" ? "✂ cut by the length limit" : "end"));
     if (!sample.pieces) end.before(h("p.whole", {}, sample.response));
   };
-  const watcher = new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) more(); }, { rootMargin: "600px" });
+  const watcher = new IntersectionObserver(
+    (seen) => {
+      if (seen.some((one) => one.isIntersecting)) more();
+    },
+    { rootMargin: "600px" },
+  );
   more();
   if (drawn < count) watcher.observe(end);
   place.onpointerover = (event) => tell(facts, sample, event.target);
@@ -92,7 +132,11 @@ function drawTokens(place, facts, sample, measure) {
 
 function token(sample, measure, peaks, at) {
   const text = sample.pieces ? sample.pieces[at] : "▮";
-  const span = h(`span.tok${peaks.has(at) ? ".peak" : ""}`, { "data-at": at }, text || (at === sample.tokens.length - 1 && sample.finish === "stop" ? "■" : "·"));
+  const span = h(
+    `span.tok${peaks.has(at) ? ".peak" : ""}`,
+    { "data-at": at },
+    text || (at === sample.tokens.length - 1 && sample.finish === "stop" ? "■" : "·"),
+  );
   if (measure.values && measure.values[at] !== undefined) {
     const { background, color } = measure.paint(measure.values[at]);
     span.style.backgroundColor = background;
@@ -106,8 +150,16 @@ function tell(facts, sample, target) {
   if (!target.dataset || target.dataset.at === undefined) return;
   const value = (name) => (sample[name].length ? number(sample[name][at]) : "–");
   const text = sample.pieces ? JSON.stringify(visible(sample.pieces[at])).slice(0, 60) : "";
-  fill(facts, h("b", {}, `token ${at + 1} of ${sample.tokens.length}`), ` ${text} id ${sample.tokens[at]}`,
-    [["entropy", value("entropies")], ["log-prob", value("logprobs")], ["ratio", value("ratios")], ["advantage", signed(sample.advantage)]]
-      .map(([name, told]) => h("span", {}, `${name} `, h("b", {}, told))),
-    sample.peaks.includes(at) && h("span.badge.ranking", {}, "peak"));
+  fill(
+    facts,
+    h("b", {}, `token ${at + 1} of ${sample.tokens.length}`),
+    ` ${text} id ${sample.tokens[at]}`,
+    [
+      ["entropy", value("entropies")],
+      ["log-prob", value("logprobs")],
+      ["ratio", value("ratios")],
+      ["advantage", signed(sample.advantage)],
+    ].map(([name, told]) => h("span", {}, `${name} `, h("b", {}, told))),
+    sample.peaks.includes(at) && h("span.badge.ranking", {}, "peak"),
+  );
 }

@@ -33,19 +33,34 @@ function actions(context, event) {
   const page = context.page() || {};
   const { go } = context;
   return {
-    1: () => go(`${context.run()}/overview`), 2: () => go(`${context.run()}/steps`),
-    3: () => go(`${context.run()}/queries`), 4: () => go(`${context.run()}/buffer`),
-    j: () => (page.moveRow ? page.moveRow(1) : moveRow(1)), k: () => (page.moveRow ? page.moveRow(-1) : moveRow(-1)),
-    "[": () => page.move && page.move(-1), "]": () => page.move && page.move(1),
-    ArrowRight: () => moveCursor(event.shiftKey ? 10 : 1) !== null, ArrowLeft: () => moveCursor(event.shiftKey ? -10 : -1) !== null,
+    1: () => go(`${context.run()}/overview`),
+    2: () => go(`${context.run()}/steps`),
+    3: () => go(`${context.run()}/queries`),
+    4: () => go(`${context.run()}/buffer`),
+    j: () => (page.moveRow ? page.moveRow(1) : moveRow(1)),
+    k: () => (page.moveRow ? page.moveRow(-1) : moveRow(-1)),
+    "[": () => page.move && page.move(-1),
+    "]": () => page.move && page.move(1),
+    ArrowRight: () => moveCursor(event.shiftKey ? 10 : 1) !== null,
+    ArrowLeft: () => moveCursor(event.shiftKey ? -10 : -1) !== null,
     Enter: () => {
       if (event.target.closest("a, button, summary")) return false;
       const step = cursorStep();
       return page.open && step !== null ? page.open(step) : false;
     },
-    0: () => { zoomTo(null); document.dispatchEvent(new CustomEvent("r3-zoom")); },
-    "/": () => { const field = document.querySelector("input.search"); if (!field) return false; field.focus(); return true; },
-    Escape: () => context.up(), t: () => context.theme(), "?": () => showHelp(),
+    0: () => {
+      zoomTo(null);
+      document.dispatchEvent(new CustomEvent("r3-zoom"));
+    },
+    "/": () => {
+      const field = document.querySelector("input.search");
+      if (!field) return false;
+      field.focus();
+      return true;
+    },
+    Escape: () => context.up(),
+    t: () => context.theme(),
+    "?": () => showHelp(),
   };
 }
 
@@ -61,8 +76,30 @@ function moveRow(by) {
 
 export function showHelp() {
   const dialog = document.getElementById("help");
-  fill(dialog, h("h2", {}, "Keys"), h("table", {}, h("tbody", {}, KEYS.map(([keys, what]) =>
-    h("tr", {}, h("td", {}, keys.split(" ").map((key) => [h("kbd", {}, key), " "])), h("td", {}, what))))),
-  button("Close", () => dialog.close()));
+  fill(
+    dialog,
+    h("h2", {}, "Keys"),
+    h(
+      "table",
+      {},
+      h(
+        "tbody",
+        {},
+        KEYS.map(([keys, what]) =>
+          h(
+            "tr",
+            {},
+            h(
+              "td",
+              {},
+              keys.split(" ").map((key) => [h("kbd", {}, key), " "]),
+            ),
+            h("td", {}, what),
+          ),
+        ),
+      ),
+    ),
+    button("Close", () => dialog.close()),
+  );
   dialog.showModal();
 }

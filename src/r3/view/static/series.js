@@ -20,8 +20,7 @@ export async function refreshState() {
 // Fetch what was added to a run's metrics; true if anything was.
 export async function follow(run) {
   const known = store.runs[run];
-  const parameters = known.steps.length
-    ? { run, since: known.steps.length, generation: known.generation } : { run };
+  const parameters = known.steps.length ? { run, since: known.steps.length, generation: known.generation } : { run };
   const news = await ask("metrics", parameters);
   if (news.from === 0) {
     const changed = news.generation !== known.generation || news.steps.length !== known.steps.length;
@@ -72,9 +71,14 @@ export function epochs(run) {
 export function aligned(parts) {
   const steps = [...new Set(parts.flatMap((part) => part.steps))].sort((a, b) => a - b);
   const places = new Map(steps.map((step, i) => [step, i]));
-  return [steps, ...parts.map((part) => {
-    const values = new Array(steps.length).fill(null);
-    part.steps.forEach((step, i) => { values[places.get(step)] = part.values[i] ?? null; });
-    return values;
-  })];
+  return [
+    steps,
+    ...parts.map((part) => {
+      const values = new Array(steps.length).fill(null);
+      part.steps.forEach((step, i) => {
+        values[places.get(step)] = part.values[i] ?? null;
+      });
+      return values;
+    }),
+  ];
 }

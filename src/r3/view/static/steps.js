@@ -30,8 +30,20 @@ const TESTS = {
 export async function stepsPage(root, { run, parts, go }) {
   const { steps } = await ask("steps", { run });
   if (!steps.length) {
-    fill(root, empty("No saved rollouts", "This run kept none so far. ", h("code", {}, "run.rollouts_every"), " sets how often they are saved."));
-    return { update: (state) => { if (state.saved[0]) go(`${run}/steps`, true); } };
+    fill(
+      root,
+      empty(
+        "No saved rollouts",
+        "This run kept none so far. ",
+        h("code", {}, "run.rollouts_every"),
+        " sets how often they are saved.",
+      ),
+    );
+    return {
+      update: (state) => {
+        if (state.saved[0]) go(`${run}/steps`, true);
+      },
+    };
   }
   const following = !parts[0];
   const step = following ? steps[steps.length - 1] : Number(parts[0]);
@@ -44,11 +56,15 @@ export async function stepsPage(root, { run, parts, go }) {
     redraw();
   };
   fill(root, stepBar(run, step, steps, following, go), filterBar(answer, search, redraw), place);
-  if (filter.text) await search(); else redraw();
+  if (filter.text) await search();
+  else redraw();
   const update = (state) => {
     if (following && state.saved[2] !== step) go(`${run}/steps`, true);
   };
-  const move = (by) => { const next = steps[nearest(steps, step) + by]; if (next !== undefined) go(`${run}/steps/${next}`); };
+  const move = (by) => {
+    const next = steps[nearest(steps, step) + by];
+    if (next !== undefined) go(`${run}/steps/${next}`);
+  };
   return { update, move };
 }
 
@@ -60,38 +76,76 @@ export const nearest = (steps, step) => {
 function stepBar(run, step, steps, following, go) {
   const at = nearest(steps, step);
   const to = (index) => () => go(`${run}/steps/${steps[index]}`);
-  const input = h("input", { type: "number", value: step, min: steps[0], max: steps[steps.length - 1], "aria-label": "step",
-    onchange: (event) => go(`${run}/steps/${steps[nearest(steps, Number(event.target.value))]}`) });
-  const slider = h("input.wide", { type: "range", min: 0, max: steps.length - 1, value: at, "aria-label": "step, of those saved",
-    oninput: (event) => { input.value = steps[Number(event.target.value)]; },
-    onchange: (event) => go(`${run}/steps/${steps[Number(event.target.value)]}`) });
-  return h("div.toolbar", {}, h("h1", {}, "Step"), button("‹", to(at - 1), { disabled: at <= 0, "aria-label": "earlier step" }),
-    input, button("›", to(at + 1), { disabled: at >= steps.length - 1, "aria-label": "later step" }), slider,
+  const input = h("input", {
+    type: "number",
+    value: step,
+    min: steps[0],
+    max: steps[steps.length - 1],
+    "aria-label": "step",
+    onchange: (event) => go(`${run}/steps/${steps[nearest(steps, Number(event.target.value))]}`),
+  });
+  const slider = h("input.wide", {
+    type: "range",
+    min: 0,
+    max: steps.length - 1,
+    value: at,
+    "aria-label": "step, of those saved",
+    oninput: (event) => {
+      input.value = steps[Number(event.target.value)];
+    },
+    onchange: (event) => go(`${run}/steps/${steps[Number(event.target.value)]}`),
+  });
+  return h(
+    "div.toolbar",
+    {},
+    h("h1", {}, "Step"),
+    button("‹", to(at - 1), { disabled: at <= 0, "aria-label": "earlier step" }),
+    input,
+    button("›", to(at + 1), { disabled: at >= steps.length - 1, "aria-label": "later step" }),
+    slider,
     button("Newest", () => go(`${run}/steps`), { "aria-pressed": String(following), title: "follow the run" }),
-    h("span.quiet", {}, `${number(steps.length)} saved`));
+    h("span.quiet", {}, `${number(steps.length)} saved`),
+  );
 }
 
 function filterBar(answer, search, redraw) {
   const count = (kind) => answer.groups.filter((group) => matchesKind(group, kind)).length;
   const kinds = h("div");
-  const drawKinds = () => fill(kinds, choice("groups", KINDS_OF_GROUP
-    .map(([value, text, title]) => [value, `${text} ${count(value)}`, title]), filter.kind,
-  (value) => { filter.kind = value; drawKinds(); redraw(); }));
+  const drawKinds = () =>
+    fill(
+      kinds,
+      choice(
+        "groups",
+        KINDS_OF_GROUP.map(([value, text, title]) => [value, `${text} ${count(value)}`, title]),
+        filter.kind,
+        (value) => {
+          filter.kind = value;
+          drawKinds();
+          redraw();
+        },
+      ),
+    );
   drawKinds();
   let waiting = 0;
-  const field = h("input.search", { type: "search", placeholder: "Search query id, prompt, response", value: filter.text,
-    "aria-label": "search", oninput: (event) => {
+  const field = h("input.search", {
+    type: "search",
+    placeholder: "Search query id, prompt, response",
+    value: filter.text,
+    "aria-label": "search",
+    oninput: (event) => {
       filter.text = event.target.value;
       clearTimeout(waiting);
       waiting = setTimeout(search, 150);
-    } });
+    },
+  });
   return h("div.toolbar", {}, kinds, field);
 }
 
 const matchesKind = (group, kind) => (TESTS[kind] ? TESTS[kind](group) : solveKind(group) === kind);
 
 function groupTable(run, step, answer, matches) {
-  const chosen = answer.groups.map((group, index) => ({ group, index }))
+  const chosen = answer.groups
+    .map((group, index) => ({ group, index }))
     .filter(({ group, index }) => matchesKind(group, filter.kind) && (matches === null || matches.has(index)));
   if (!chosen.length) return empty("No such group", "None of this step's groups passes the filter.");
   const body = h("tbody");
@@ -100,7 +154,11 @@ function groupTable(run, step, answer, matches) {
   const draw = () => {
     body.append(...chosen.slice(drawn, drawn + PAGE).map(({ group, index }) => groupRow(run, step, group, index)));
     drawn = Math.min(drawn + PAGE, chosen.length);
-    fill(more, drawn < chosen.length && button(`Show ${number(Math.min(PAGE, chosen.length - drawn))} more of ${number(chosen.length - drawn)}`, draw));
+    fill(
+      more,
+      drawn < chosen.length &&
+        button(`Show ${number(Math.min(PAGE, chosen.length - drawn))} more of ${number(chosen.length - drawn)}`, draw),
+    );
   };
   draw();
   const whole = table(["#", "Query", "Outcomes", "What R³ did", "Advantages"], []);
@@ -110,10 +168,18 @@ function groupTable(run, step, answer, matches) {
 }
 
 function groupRow(run, step, group, index) {
-  return h("tr", { "data-row": true }, h("td.number", {}, index),
-    h("td.question", {}, h("a", { href: `#/${run}/group/${step}/${index}`, "data-open": true }, group.query),
-      questionLine(group)),
-    h("td.outcomes", {}, dots(group)), h("td.did", {}, badges(group)),
-    h("td.advantages", {}, advantageBars(group.advantages, group.fresh)));
+  return h(
+    "tr",
+    { "data-row": true },
+    h("td.number", {}, index),
+    h(
+      "td.question",
+      {},
+      h("a", { href: `#/${run}/group/${step}/${index}`, "data-open": true }, group.query),
+      questionLine(group),
+    ),
+    h("td.outcomes", {}, dots(group)),
+    h("td.did", {}, badges(group)),
+    h("td.advantages", {}, advantageBars(group.advantages, group.fresh)),
+  );
 }
-
