@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from r3.view.runs import ViewedRun
 
 VIEW_EPILOG = """\
 examples:
@@ -56,7 +60,7 @@ def run_view(arguments: argparse.Namespace) -> int:
     return _serve(arguments, runs)
 
 
-def _serve(arguments: argparse.Namespace, runs: list) -> int:  # type: ignore[type-arg]  # imported late
+def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
     import logging
     import signal
     import threading

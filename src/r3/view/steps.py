@@ -92,7 +92,7 @@ class StepTables:
             if named or (place is not None and self._holds(step, place, text)):
                 found.append(group)
         if not any(table.places):  # an older file, or one without rows
-            found = sorted({*found, *(row["group"] for row in self.rollouts.read(step) if _in_row(row, wanted))})
+            found = sorted({*found, *(row.get("group", 0) for row in self.rollouts.read(step) if _in_row(row, wanted))})
         return found
 
     def _holds(self, step: int, place: tuple[int, int], text: str) -> bool:
