@@ -19,6 +19,8 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 HERE = Path(__file__).parent
+SHOWN = {"sample-dark", "steps-phone"}
+"""Beside every page in light colours, these are in the docs; another OUT gets all."""
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
 
 
@@ -32,6 +34,8 @@ def main() -> None:
             for name, scheme, size in (("", "light", DESKTOP), ("-dark", "dark", DESKTOP), ("-phone", "light", PHONE)):
                 page = browser.new_page(viewport=size, color_scheme=scheme)
                 for title, address in addresses(page, url).items():
+                    if name and out == HERE and f"{title}{name}" not in SHOWN:
+                        continue
                     picture(page, url, address, out / f"view-{title}{name}.png")
                 page.close()
         with serving(runs) as url:
@@ -42,13 +46,15 @@ def main() -> None:
 
 def picture(page: Page, url: str, address: str, target: Path, smoothing: float = 0.0) -> None:
     """One picture, in few colours: a page of text and lines needs no more, and a third of the bytes."""
+    size = page.viewport_size or DESKTOP
+    page.set_viewport_size({**size, "height": 1000 if "/group/" in address and size["width"] > 1000 else 800})
     open_page(page, url, address)
     if smoothing:
         page.locator("#smoothing").fill(str(smoothing))
     if "/group/" in address:
         page.locator(".tok").nth(page.locator(".tok").count() // 2).hover()
     page.screenshot(path=target)
-    Image.open(target).convert("RGB").quantize(200, dither=Image.Dither.NONE).save(target, optimize=True)
+    Image.open(target).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 @contextmanager
@@ -74,15 +80,17 @@ def addresses(page: Page, url: str) -> dict[str, str]:
     """Pages worth a picture: with groups that R³ did something to, found by asking the server."""
     saved = ask(page, url, "steps?run=0")["steps"]
     groups = [(step, i, group) for step in saved for i, group in enumerate(table(page, url, step))]
-    ranked = next((s, i) for s, i, g in groups if sum(paid is not None for paid in g["ranking"]) > 2)
-    solved = [(s, i) for s, i, g in groups if g["context"] == "reflection" and any(g["outcomes"])]
+    ranked = [(s, i, g) for s, i, g in groups if sum(paid is not None for paid in g["ranking"]) > 2]
+    step, number, group = next((found for found in ranked if len(found[2]["outcomes"]) > found[2]["fresh"]), ranked[0])
+    best = max((paid, i) for i, paid in enumerate(group["ranking"]) if paid is not None)[1]
+    solved = next((s, i, g["outcomes"]) for s, i, g in groups if g["context"] == "reflection" and any(g["outcomes"]))
     replayed = [(s, i, g) for s, i, g in groups if len(g["outcomes"]) > g["fresh"]]
     query = replayed[-1][2]["query"]
     return {
         "overview": "#/0/overview",
         "steps": f"#/0/steps/{replayed[len(replayed) // 2][0]}",
-        "sample": f"#/0/group/{ranked[0]}/{ranked[1]}/0",
-        "reflection": f"#/0/group/{solved[0][0]}/{solved[0][1]}/0",
+        "sample": f"#/0/group/{step}/{number}/{best}",
+        "reflection": f"#/0/group/{solved[0]}/{solved[1]}/{solved[2].index(True)}",
         "query": f"#/0/query/{page.evaluate('encodeURIComponent', query)}",
         "queries": "#/0/queries",
         "buffer": "#/0/buffer",

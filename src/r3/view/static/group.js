@@ -105,6 +105,7 @@ function factRow(group, one, index) {
   const word = outcomeOf(one.outcome, one.finish === "length");
   const replayed = one.origin === "replayed";
   const parts = Object.entries(one.reward_parts)
+    .filter(([, value]) => value)
     .map(([name, value]) => `${name} ${number(value)}`)
     .join(" + ");
   const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, ...value));
