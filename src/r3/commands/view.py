@@ -70,8 +70,11 @@ def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
     from r3.view.server import open_server
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
-    server = open_server(Api(runs), arguments.host, arguments.port)
-    indexer = Indexer(runs)
+    api = Api(runs)
+    server = open_server(api, arguments.host, arguments.port)
+    for run in runs:
+        run.refresh()  # the curves come first
+    indexer = Indexer(runs, lambda: api.asked)
     # Asked to end (Ctrl-C, SIGTERM): `serve_forever` must be told from another thread.
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

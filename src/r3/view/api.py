@@ -5,6 +5,7 @@ The server answers with these, and an export stores their answers, so both show 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,8 @@ class Api:
 
     def __init__(self, runs: Sequence[ViewedRun]) -> None:
         self.runs = list(runs)
+        self.asked = 0.0
+        """When the last question came, by the monotonic clock."""
         self._buffers = [BufferPages(run) for run in self.runs]
         self.questions: dict[str, Callable[[Parameters], Any]] = {
             "runs": self.about_runs,
@@ -62,6 +65,8 @@ class Api:
 
     def answer(self, name: str, parameters: Parameters) -> Any:
         """The answer; `NotThere` for anything that there is not."""
+        if name != "state":  # which open pages ask every second or so
+            self.asked = time.monotonic()
         if name not in self.questions:
             raise NotThere(f"there is no page {name!r}")
         return self.questions[name](parameters)

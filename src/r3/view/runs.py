@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from r3.view.steps import StepTables
 
 PEAK_FRACTION = 0.2
 """SERR's p where the run's config does not say."""
+_QUIET = 0.2
+"""Seconds without a question before indexing goes on."""
 _TRACES = ("run.json", "metrics.jsonl", "rollouts", "buffer.sqlite", "config.yaml")
 
 
@@ -147,16 +149,19 @@ def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
 class Indexer(threading.Thread):
     """Extends the query indexes while nobody waits for them."""
 
-    def __init__(self, runs: Sequence[ViewedRun], every: float = 2.0) -> None:
+    def __init__(self, runs: Sequence[ViewedRun], asked: Callable[[], float], every: float = 2.0) -> None:
+        """`asked` says when a page last asked something, by the monotonic clock."""
         super().__init__(name="r3-view-index", daemon=True)
-        self._runs, self._every = runs, every
+        self._runs, self._asked, self._every = runs, asked, every
         self._ended = threading.Event()
 
     def run(self) -> None:
         while not self._ended.is_set():
-            more = [run.queries.refresh(most=4) for run in self._runs]
-            # A breath after every few files, so that pages asked for meanwhile are not kept waiting.
-            self._ended.wait(0.002 if any(more) else self._every)
+            more = [run.queries.refresh(most=2) for run in self._runs]
+            if not any(more):
+                self._ended.wait(self._every)
+            while time.monotonic() - self._asked() < _QUIET and not self._ended.wait(_QUIET / 4):
+                pass  # whoever looks at a page comes first
 
     def stop(self) -> None:
         self._ended.set()

@@ -2,8 +2,17 @@
 
 export const KINDS = ["--blue", "--orange", "--green", "--vermillion", "--purple", "--sky", "--grey"];
 
-// A custom property as a colour that a canvas takes; light-dark() is only resolved on a real property.
+const resolved = new Map();
+
+// A custom property as a colour that a canvas takes; light-dark() is only resolved on a real property. Asked for often,
+// and each answer makes the browser lay out the page, so it is remembered.
 export function colour(name) {
+  const key = `${name} ${isDark()}`;
+  if (!resolved.has(key)) resolved.set(key, computed(name));
+  return resolved.get(key);
+}
+
+function computed(name) {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
   document.body.append(probe);
