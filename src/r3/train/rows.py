@@ -64,7 +64,7 @@ def _row(mixed: MixedGroup, index: int, sample: Sample, pieces: Pieces, notes: S
         "widths": pieces.widths(sample.tokens, text),
         "logprobs": [round(float(x), 5) for x in sample.logprobs],
         "entropies": None if sample.entropies is None else [round(float(x), 5) for x in sample.entropies],
-        "ratios": None if log_ratios is None else [float(f"{x:.3g}") for x in np.exp(log_ratios)],
+        "ratios": None if log_ratios is None else np.exp(log_ratios, dtype=np.float64).round(4).tolist(),
         "finish": sample.finish,
         "outcome": sample.outcome,
         "verdict": sample.verdict,
