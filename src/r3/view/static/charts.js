@@ -44,12 +44,13 @@ export class Chart {
   constructor({ title, note, read, format = number, stacked = false, range = null, open = null, height = HEIGHT }) {
     Object.assign(this, { title, read, format, stacked, range, open, height });
     this.legend = h("div.legend");
+    this.at = h("span.at");
     this.place = h("div.plot", { style: { height: `${height}px` } });
     this.none = h("div.none", { hidden: true }, "nothing to draw yet");
     this.element = h(
       "section.card.chart",
       { "aria-label": title },
-      h("h3", {}, title, note && h("span.note", {}, note)),
+      h("h3", {}, title, note && h("span.note", {}, note), this.at),
       this.legend,
       this.place,
     );
@@ -180,7 +181,9 @@ export class Chart {
       while (at === null && index > 0 && (values[index] === null || values[index] === undefined)) index -= 1;
       place.textContent = this.format(values[index] ?? null);
     });
-    this.element.dataset.step = at === null || at === undefined ? "" : steps[at];
+    const here = at === null || at === undefined ? "" : steps[at];
+    this.element.dataset.step = here;
+    this.at.textContent = here === "" ? "" : `step ${number(here)}`;
   }
 
   // A stretch was dragged over: all charts show it.

@@ -11,7 +11,7 @@ const view = { smoothing: 0, focus: 0, hidden: new Set() };
 const LINES = [
   {
     title: "Accuracy",
-    note: "as sampled in training; dots are held-out",
+    note: "as sampled; dots: held-out",
     format: percent,
     parts: [
       ["accuracy", "plain"],
@@ -36,6 +36,14 @@ const LINES = [
       ["replay/samples", "replayed answers"],
       ["groups/reflection", "reflection groups"],
       ["ranking/samples", "ranked answers"],
+    ],
+  },
+  {
+    title: "Groups that taught",
+    note: "some advantage is not 0",
+    parts: [
+      ["groups/teaching", "taught"],
+      ["groups", "all groups"],
     ],
   },
   { title: "Truncated", note: "share of answers", format: percent, parts: [["truncated", "truncated"]] },
