@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format types pytest test-gpu clean
+.PHONY: help setup demo test lint format types pytest browser test-gpu clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -41,6 +41,15 @@ pytest: $(READY) ## the tests alone
 
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+
+browser: ## install Debian's Chromium where there is none and we are root: the tests of r3 view look with it
+	@if [ -n "$$CHROMIUM" ] || command -v chromium || command -v chromium-browser || command -v google-chrome; then \
+	  :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+	  echo "no Chromium: install one, or set CHROMIUM to its path; until then the browser tests are skipped" >&2; \
+	fi
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

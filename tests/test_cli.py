@@ -21,7 +21,7 @@ def test_help_names_the_commands_and_the_exit_codes(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     text = capsys.readouterr().out
-    assert all(word in text for word in ("train", "buffer", "--resume", "exit codes"))
+    assert all(word in text for word in ("train", "buffer", "view", "show", "--resume", "exit codes"))
 
 
 def test_version() -> None:

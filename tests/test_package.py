@@ -24,6 +24,7 @@ ALLOWED = {
     "verify": set(),
     "run": {"samples", "locks"},
     "tasks": {"samples", "config", "verify"},
+    "view": {"method", "run", "buffer"},
     "evaluate": {"samples", "rollout", "tasks", "run", "verify"},
 }
 

@@ -22,6 +22,7 @@ examples:
   r3 train method=grpo train.steps=20         the same with plain GRPO, for 20 steps
   r3 train recipes/deepscaler-1.5b.yaml       the paper's setting
   r3 train --resume runs/r3-arithmetic-0      go on with a stopped run
+  r3 view runs/r3-arithmetic-0                look at it in a browser, also while it runs
 
 exit codes:
   0 done, 1 failed while running, 2 bad input, 3 diverged, 130 or 143 stopped by a signal after a checkpoint
@@ -60,7 +61,7 @@ def _explain(error: Exception) -> int:
     from r3.run import RunError
 
     names = {kind.__name__ for kind in type(error).__mro__}
-    if names & {"ConfigError", "TaskError", "VerifierError"}:
+    if names & {"ConfigError", "TaskError", "VerifierError", "ViewError"}:
         code = BAD_INPUT
     elif names & {"Diverged", "FloatingPointError"}:
         code = DIVERGED
@@ -87,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     _add_data(commands)
     _add_buffer(commands)
+    _add_view(commands)
     return top
 
 
@@ -153,6 +155,15 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
     text = "pass@k of a model, or of saved responses, on benchmarks"
     add_arguments(commands.add_parser("eval", help=text, description=f"{text[0].upper()}{text[1:]}, with intervals."))
+
+
+def _add_view(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from r3.commands.view import add_show_arguments, add_view_arguments
+
+    text = "look at runs in a browser: curves, groups, samples, buffer"
+    add_view_arguments(commands.add_parser("view", help=text, description=f"{text[0].upper()}{text[1:]}."))
+    text = "look at a run in the terminal"
+    add_show_arguments(commands.add_parser("show", help=text, description=f"{text[0].upper()}{text[1:]}."))
 
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,8 +1,18 @@
 """The sample buffer S: every past response by query, on disk, exact on resume."""
 
-from r3.buffer.answers import Attempts, Rewound, Stats
+from r3.buffer.answers import Attempts, LedgerEntry, Overview, Rewound, Stats
 from r3.buffer.errors import SampleBufferError
 from r3.buffer.salvaging import Salvaged, salvage
 from r3.buffer.store import SampleBuffer
 
-__all__ = ["Attempts", "Rewound", "Salvaged", "SampleBuffer", "SampleBufferError", "Stats", "salvage"]
+__all__ = [
+    "Attempts",
+    "LedgerEntry",
+    "Overview",
+    "Rewound",
+    "Salvaged",
+    "SampleBuffer",
+    "SampleBufferError",
+    "Stats",
+    "salvage",
+]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import exchange, integrity, rows, schema, totals
-from r3.buffer.answers import Attempts, Rewound, Stats
+from r3.buffer import exchange, integrity, overview, rows, schema, totals
+from r3.buffer.answers import Attempts, LedgerEntry, Overview, Rewound, Stats
 from r3.buffer.errors import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.buffer.lock import lock_for_writing
@@ -213,6 +213,22 @@ class SampleBuffer:
         """Mean past outcome of each query, over all it was ever tried with; a query never tried does not appear."""
         tried = self.attempts(query_ids, context=context, since_step=since_step)
         return {query_id: entry.solved / entry.tried for query_id, entry in tried.items()}
+
+    def find(self, ids: Iterable[int]) -> dict[int, Sample]:
+        """The samples with these ids, evicted or not; those that are gone for good are absent."""
+        with self._reading("reading samples") as db:
+            found = ((number, rows.read(db, self.path, int(number))) for number in ids)
+            return {number: stored.sample for number, stored in found if stored is not None}
+
+    def ledger(self, query_id: str) -> list[LedgerEntry]:
+        """Every verified attempt at a query in order of steps, evicted ones included."""
+        with self._reading("reading the ledger") as db:
+            return overview.ledger(db, query_id)
+
+    def overview(self, hardest: int = 20) -> Overview:
+        """The buffer over time and by age, and its least solved queries. Reads every living sample's row, no arrays."""
+        with self._reading("reading an overview") as db:
+            return overview.overview(db, hardest)
 
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""

@@ -1,21 +1,47 @@
 """`rollouts/step-000012.jsonl.gz`: the sampled rollouts of a step, one JSON object a line.
 
-What a row holds is the caller's choice; `jsonl` documents how it is written.
+What a row holds is the caller's choice; `jsonl` documents how it is written. A file is a series of gzip members, which
+`zcat` and `gzip.open` read as one: a member for the rows of each group, so that a reader can open one group alone, and
+before them the table of contents, in the extra field of empty members (RFC 1952), where only `contents` looks for it.
+Files without a table, which earlier versions wrote, are read all the same.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
+import json
+import os
+import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from r3.run.errors import RunError, write_failed
 from r3.run.files import remove_leftovers, step_name, step_of, write_atomically
 from r3.run.jsonl import decode_line, encode_line
 
 _SUFFIX = ".jsonl.gz"
+_MAGIC, _HAS_EXTRA = b"\x1f\x8b\x08", 4
+_FIELD = b"R3"
+_HEAD = struct.Struct("<3sB6xH2sH")
+"""Of a member with our field: magic, flags; no time, no hints, no system; sizes and name of the field."""
+_MOST = 65_000
+"""Bytes of the table in one member: the extra field's own limit is 65,535."""
+_EMPTY = b"\x03\x00" + bytes(8)
+"""The end of a member without content: an empty deflate stream, its checksum and its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The table of contents of a step's file."""
+
+    summaries: list[dict[str, Any]]
+    """One a group, also for groups of which no rows were kept."""
+    places: list[tuple[int, int] | None]
+    """Offset and size of each group's member in the file; None where its rows were not kept."""
 
 
 class Rollouts:
@@ -24,10 +50,16 @@ class Rollouts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        path = self._path(step)
-        # No time in the header, so that the same rows are the same bytes.
-        data = gzip.compress(b"".join(encode_line(row) for row in rows), compresslevel=6, mtime=0)
+    def write(self, step: int, rows: Iterable[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]] = ()) -> Path:
+        """Write the rows; those with the same `group` must follow each other. `summaries[i]` is of group i."""
+        path = self.path(step)
+        members: dict[Any, bytes] = {}
+        for group, of_group in itertools.groupby(rows, key=lambda row: row.get("group")):
+            # No time in the header, so that the same rows are the same bytes.
+            lines = b"".join(encode_line(row) for row in of_group)
+            members[group] = gzip.compress(lines, compresslevel=6, mtime=0)
+        body = b"".join(members.values()) or gzip.compress(b"", mtime=0)
+        data = _table(summaries, members) + body if summaries else body
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -36,15 +68,53 @@ class Rollouts:
         return path
 
     def read(self, step: int) -> Iterator[dict[str, Any]]:
-        path = self._path(step)
+        path = self.path(step)
         try:
             with gzip.open(path, "rb") as file:
                 for line in file:
                     yield decode_line(line)
         except FileNotFoundError as error:
-            raise RunError(f"{path}: no rollouts were kept for step {step}; kept are {self.steps()}") from error
+            raise self._missing(step) from error
         except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise RunError(f"{path}: damaged ({error}); delete it, the run does not need it to resume") from error
+            raise _damaged(path, error) from error
+
+    def contents(self, step: int) -> Contents | None:
+        """The file's table of contents, without reading a row; None if it was written without one."""
+        path = self.path(step)
+        try:
+            with path.open("rb") as file:
+                packed, start = _packed_table(file)
+            if not packed:
+                return None
+            table = json.loads(zlib.decompress(packed))
+            places = [place and (start + place[0], place[1]) for place in table["places"]]
+            return Contents(table["summaries"], places)
+        except FileNotFoundError as error:
+            raise self._missing(step) from error
+        except (OSError, zlib.error, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error) from error
+
+    def read_bytes(self, step: int, place: tuple[int, int]) -> bytes:
+        """The undecoded lines of one group, at its place in the contents."""
+        path, (offset, size) = self.path(step), place
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                member = file.read(size)
+            if len(member) < size:
+                raise EOFError(f"it ends within the group at byte {offset}")
+            return gzip.decompress(member)
+        except FileNotFoundError as error:
+            raise self._missing(step) from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise _damaged(path, error) from error
+
+    def read_group(self, step: int, place: tuple[int, int]) -> list[dict[str, Any]]:
+        """The rows of one group, at its place in the contents."""
+        try:
+            return [decode_line(line) for line in self.read_bytes(step, place).splitlines()]
+        except ValueError as error:
+            raise _damaged(self.path(step), error) from error
 
     def steps(self) -> list[int]:
         """The steps that have rollouts, in order."""
@@ -57,12 +127,46 @@ class Rollouts:
         """Drop the rollouts of later steps: the resumed run writes them again."""
         for later in self.steps():
             if later > step:
-                self._path(later).unlink()
+                self.path(later).unlink()
 
     def clean(self) -> None:
         """Remove what a killed writer left. Only for the owner of the run's lock."""
         if self.folder.is_dir():
             remove_leftovers(self.folder)
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """The file of that step, whether or not it exists."""
         return self.folder / (step_name(step) + _SUFFIX)
+
+    def _missing(self, step: int) -> RunError:
+        return RunError(f"{self.path(step)}: no rollouts were kept for step {step}; kept are {self.steps()}")
+
+
+def _damaged(path: Path, error: Exception) -> RunError:
+    return RunError(f"{path}: damaged ({error}); delete it, the run does not need it to resume")
+
+
+def _table(summaries: Sequence[Mapping[str, Any]], members: Mapping[Any, bytes]) -> bytes:
+    """The empty members that carry the table. Places count from the end of these."""
+    ends = dict(zip(members, itertools.accumulate(map(len, members.values())), strict=True))
+    places = [(ends[i] - len(members[i]), len(members[i])) if i in members else None for i in range(len(summaries))]
+    line = encode_line({"summaries": list(summaries), "places": places})
+    packed = zlib.compress(line, 6)
+    pieces = [packed[at : at + _MOST] for at in range(0, len(packed), _MOST)]
+    return b"".join(
+        _HEAD.pack(_MAGIC, _HAS_EXTRA, len(piece) + 4, _FIELD, len(piece)) + piece + _EMPTY for piece in pieces
+    )
+
+
+def _packed_table(file: BinaryIO) -> tuple[bytes, int]:
+    """The packed table at the start of a file, and where the rows begin; nothing, and 0, if there is none."""
+    packed, at = b"", 0
+    while True:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return packed, at
+        magic, flags, extra, name, size = _HEAD.unpack(head)
+        if magic != _MAGIC or flags != _HAS_EXTRA or name != _FIELD or extra != size + 4:
+            return packed, at
+        packed += file.read(size)
+        at = file.seek(len(_EMPTY), os.SEEK_CUR)

@@ -19,9 +19,10 @@ from r3.samples import Group, IntArray, Query, Sample
 from r3.tasks.base import Task
 from r3.train.metrics import step_metrics
 from r3.train.packing import Trajectory
+from r3.train.rows import StepNotes
 from r3.train.sampler import Prompt, Sampler, seed_of
 from r3.train.stream import QueryStream
-from r3.train.update import Updater
+from r3.train.update import Updater, UpdateReport
 
 Batch = Sequence[tuple[Query, int]]
 
@@ -45,6 +46,8 @@ class Trainer:
         self._prompts: dict[str, IntArray] = {}
         self._seconds: dict[str, float] = {}
         self._reflections: dict[str, int] = {}
+        self.notes = StepNotes()
+        """On the last step, for its saved rollouts."""
 
     def train_step(self) -> tuple[StepResult, dict[str, Any]]:
         """One pass through Algorithm 1: a batch D_b from prompts to an updated policy. Returns it and its metrics."""
@@ -70,15 +73,26 @@ class Trainer:
                 seed=self.config.run.seed,
             )
         with self._timed("buffer"):
-            self.buffer.add(result.samples)  # S ← S ∪ D_b's responses
+            stored = self.buffer.add(result.samples)  # S ← S ∪ D_b's responses
         with self._timed("update"):
             seed = (self.config.run.seed, self.step)
             report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
         self.version += report.updates + report.skipped
+        self.notes = self._notes(result, stored, report)
         self._seconds["step"] = time.perf_counter() - started
         metrics = step_metrics(result, report, self._seconds, self._reflections)
         progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
         return result, {**progress, **metrics}
+
+    def _notes(self, result: StepResult, stored: Sequence[int], report: UpdateReport) -> StepNotes:
+        samples = [w.sample for w in result.weighted]
+        moved = [w.other_context for w in result.weighted]
+        shown = {m.group.context.shown for m in result.groups[: self.config.run.rollouts_groups]} - {None}
+        return StepNotes(
+            ids={id(sample): number for sample, number in zip(result.samples, stored, strict=True)},
+            log_ratios={id(samples[i]): ratios for i, ratios in report.log_ratios.items() if not moved[i]},
+            shown=self.buffer.find(number for number in shown if number is not None),
+        )
 
     def plain_prompts(self, batch: Batch) -> list[Prompt]:
         """Every query as it is."""

@@ -31,7 +31,7 @@ from r3.train.build import Parts, build
 from r3.train.loop import Trainer
 from r3.train.optimiser import Optimiser
 from r3.train.policy import Policy
-from r3.train.rows import rollout_rows
+from r3.train.rows import group_summaries, rollout_rows
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
 from r3.train.update import Updater
@@ -118,6 +118,8 @@ class _Session:
             parts.policy.keep_reference()
         stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
         self.total_steps = total_steps(config, len(stream))
+        if directory.info.get("total_steps") != self.total_steps:  # a resume may go on for longer
+            directory.update_info(total_steps=self.total_steps)
         optimiser = Optimiser(
             parts.policy.model.parameters(), config.train, self.total_steps * config.train.updates_per_batch
         )
@@ -218,8 +220,9 @@ class _Session:
     def _save_rollouts(self, step: int, result: StepResult) -> None:
         every = self.config.run.rollouts_every
         if every and step % every == 0:
-            rows = rollout_rows(result, self.parts.policy.tokenizer, self.config.run.rollouts_groups)
-            self.directory.rollouts.write(step, rows)
+            notes = self.trainer.notes
+            rows = rollout_rows(result, self.parts.policy.tokenizer, self.config.run.rollouts_groups, notes)
+            self.directory.rollouts.write(step, rows, group_summaries(result, notes))
 
     def _checkpoint(self) -> None:
         checkpoints = self.directory.checkpoints

@@ -46,6 +46,8 @@ class UpdateReport:
     tokens: int = 0
     microbatches: int = 0
     diagnostics: dict[str, float] = field(default_factory=dict)
+    log_ratios: dict[int, FloatArray] = field(default_factory=dict)
+    """Per token log π/π_behave when it was trained on, by the weighted sample's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Updater:
         parts = self._split(len(weighted), seed)
         old = self._old_logprobs(weighted, several=len(parts) > 1)
         seen: list[Diagnostics] = []
+        order: list[int] = []
         entropies: list[Tensor] = []
         with self._training():
             for number, part in enumerate(parts):
@@ -95,10 +98,15 @@ class Updater:
                     batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
                     loss += batch_loss
                     seen.append(diagnostics)
+                    order += chosen
                     entropies.append(entropy)
                     report.microbatches += 1
                 self._step(version + number, float(loss), report)
-        report.diagnostics = Diagnostics.merge(seen).summary()
+        merged = Diagnostics.merge(seen)
+        report.diagnostics = merged.summary()
+        lengths = [len(weighted[i].sample) for i in order]
+        parts_T = merged.log_ratio_T.float().cpu().split(lengths)
+        report.log_ratios = {i: part_T.numpy() for i, part_T in zip(order, parts_T, strict=True)}
         report.entropy = float(torch.cat(entropies).mean())
         report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
         return report

@@ -1,0 +1,111 @@
+"""`r3 view` and `r3 show`: look at runs in a browser, in one file, or in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from r3.view.runs import ViewedRun
+
+VIEW_EPILOG = """\
+examples:
+  r3 view runs/r3-arithmetic-0                         curves, groups, samples, buffer, in a browser
+  r3 view runs/r3-arithmetic-0 runs/grpo-arithmetic-0  the same with the curves of two runs over each other
+  r3 view runs/r3-arithmetic-0 --export report.html    one file that opens anywhere, without a network
+  r3 view runs/r3-arithmetic-0 --host 0.0.0.0          for other machines: the address printed holds a token
+
+It reads the run's files only, and may be left open while the run goes on.
+"""
+SHOW_EPILOG = """\
+examples:
+  r3 show runs/r3-arithmetic-0                         a summary with small curves
+  r3 show runs/r3-arithmetic-0 --group 12/ABC          the groups of query ABC at step 12, every answer
+"""
+
+
+def add_view_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `r3 view`."""
+    parser.epilog, parser.formatter_class = VIEW_EPILOG, argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN_DIR", help="one run, or several to compare")
+    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
+    add("--port", type=int, default=None, metavar="N", help="port to listen on (6633, or a free one if that is taken)")
+    add("--no-browser", action="store_true", help="do not open a browser")
+    add("--export", type=Path, metavar="FILE.html", help="write one self-contained file instead of serving")
+    add("--steps", type=int, default=24, metavar="N", help="with --export: steps to include with their groups (24)")
+    parser.set_defaults(run=run_view)
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `r3 show`."""
+    parser.epilog, parser.formatter_class = SHOW_EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run")
+    parser.add_argument("--group", metavar="STEP/QUERY", help="show every answer of a query's groups at a step")
+    parser.set_defaults(run=run_show)
+
+
+def run_view(arguments: argparse.Namespace) -> int:
+    """Serve or export; returns the exit code."""
+    from r3.view.runs import open_runs
+
+    runs = open_runs(arguments.runs)
+    if arguments.export is not None:
+        from r3.view.export import export
+
+        print(export(runs, arguments.export, steps=arguments.steps))
+        return 0
+    return _serve(arguments, runs)
+
+
+def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
+    import logging
+    import signal
+    import threading
+
+    from r3.view.api import Api
+    from r3.view.runs import Indexer
+    from r3.view.server import open_server
+
+    logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
+    api = Api(runs)
+    server = open_server(api, arguments.host, arguments.port)
+    for run in runs:
+        run.refresh()  # the curves come first
+    indexer = Indexer(runs, lambda: api.asked)
+    # Asked to end (Ctrl-C, SIGTERM): `serve_forever` must be told from another thread.
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+    serving.start()
+    indexer.start()
+    print(f"r3 view: {server.url}", flush=True)
+    print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+    if not arguments.no_browser and server.token is None:
+        _open_browser(server.url)
+    while not ended.wait(3600):
+        pass
+    server.shutdown()
+    indexer.stop()
+    server.server_close()
+    return 0
+
+
+def _open_browser(url: str) -> None:
+    """Open a page where there is a screen; a machine without one just has the address printed."""
+    import os
+    import webbrowser
+
+    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(url)
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print to standard output; returns the exit code."""
+    from r3.view.show import show_group, show_run
+
+    print(show_group(arguments.run_dir, arguments.group) if arguments.group else show_run(arguments.run_dir))
+    return 0

@@ -1,0 +1,11 @@
+"""The one error this room raises for bad input; damaged runs are shown with what is wrong about them instead."""
+
+from __future__ import annotations
+
+
+class ViewError(ValueError):
+    """One line that names what was asked for and the fix."""
+
+
+class NotThere(LookupError):
+    """A page was asked for something that the run does not hold; the message says what is there instead."""

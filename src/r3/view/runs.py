@@ -1,0 +1,191 @@
+"""A run as the viewer sees it: whatever of it can be read, and in words what cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from r3.run import RunError, RunFiles
+from r3.view.errors import ViewError
+from r3.view.metrics import MetricsTail
+from r3.view.queries import QueryIndex
+from r3.view.steps import StepTables
+
+PEAK_FRACTION = 0.2
+"""SERR's p where the run's config does not say."""
+_QUIET = 0.2
+"""Seconds without a question before indexing goes on."""
+_TRACES = ("run.json", "metrics.jsonl", "rollouts", "buffer.sqlite", "config.yaml")
+
+
+class ViewedRun:
+    """One run directory, opened for looking at. Missing and damaged files become `problems`."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.files = RunFiles(path)
+        self.metrics = MetricsTail(self.files.metrics_path)
+        self.tables = StepTables(self.files.rollouts)
+        self.queries = QueryIndex(self.tables)
+        self._config: dict[str, Any] | None = None
+
+    def refresh(self) -> None:
+        """Take in what was written since."""
+        self.metrics.refresh()
+
+    def info(self) -> tuple[dict[str, Any], str | None]:
+        """What run.json says, also of a format that this version cannot resume; and what is wrong with it."""
+        try:
+            return self.files.read_info(), None
+        except RunError as error:
+            try:
+                found = json.loads(self.files.info_path.read_bytes())
+            except (OSError, ValueError):
+                found = {}
+            return (found if isinstance(found, dict) else {}), str(error)
+
+    def config(self) -> dict[str, Any]:
+        """The settings; empty where they cannot be read."""
+        if self._config is None:
+            import yaml
+
+            try:
+                loaded = yaml.safe_load(self.files.read_config())
+            except (RunError, yaml.YAMLError):
+                loaded = None
+            self._config = loaded if isinstance(loaded, dict) else {}
+        return self._config
+
+    def setting(self, dotted: str, default: Any = None) -> Any:
+        """One setting of the run, e.g. `method.ranking.peak_fraction`."""
+        value: Any = self.config()
+        for part in dotted.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return default if value is None else value
+
+    def status(self) -> str:
+        """running, finished, stopped, ended (it did not say how far it was to go) or empty.
+
+        From the lock's note and the steps, without touching the lock.
+        """
+        if _holder_lives(self.files.lock_path):
+            return "running"
+        if not self.metrics.steps or self.metrics.steps[-1] == 0:
+            return "empty"
+        planned = self.planned_steps()
+        if planned is None:
+            return "ended"
+        return "stopped" if self.metrics.steps[-1] < planned else "finished"
+
+    def planned_steps(self) -> int | None:
+        """How far the run was to go, where it says so."""
+        for said in (self.info()[0].get("total_steps"), self.setting("train.steps")):
+            if isinstance(said, int):
+                return said
+        return None
+
+    def problems(self) -> list[str]:
+        """What a person should know before believing the charts."""
+        found = [self.info()[1], self.metrics.problem, *list(self.queries.problems.values())[:3]]
+        return [problem for problem in found if problem]
+
+    def state(self) -> dict[str, Any]:
+        """What changes while a run goes on: cheap, for asking every second."""
+        self.refresh()
+        steps = self.tables.steps()
+        return {
+            "status": self.status(),
+            "generation": self.metrics.generation,
+            "lines": len(self.metrics.steps),
+            "step": self.metrics.steps[-1] if self.metrics.steps else None,
+            "planned": self.planned_steps(),
+            "saved": [len(steps), steps[0] if steps else None, steps[-1] if steps else None],
+            "indexed": self.queries.indexed,
+            "problems": self.problems(),
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What does not change: name, settings, versions."""
+        info, _ = self.info()
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "created": info.get("created"),
+            "seed": info.get("seed"),
+            "versions": info.get("versions", {}),
+            "method": self.setting("method.name"),
+            "model": self.setting("model.path"),
+            "task": self.setting("task.name"),
+            "peak_fraction": self.setting("method.ranking.peak_fraction", PEAK_FRACTION),
+            "max_reward": self.setting("method.ranking.max_reward"),
+            "group_size": self.setting("rollout.group_size"),
+            "clip_low": self.setting("method.objective.clip_low"),
+            "clip_high": self.setting("method.objective.clip_high"),
+        }
+
+
+def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
+    """The runs, under names that tell them apart; `ViewError` for a path where no run ever was."""
+    folders = [Path(path) for path in paths]
+    for folder in folders:
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "no such directory"
+            raise ViewError(f"{folder}: {what}; give the run.dir of a run, e.g. runs/r3-arithmetic-0")
+        if not any((folder / name).exists() for name in _TRACES):
+            raise ViewError(f"{folder}: not a run directory (it has no run.json); give the run.dir of a run")
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [ViewedRun(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+class Indexer(threading.Thread):
+    """Extends the query indexes while nobody waits for them."""
+
+    def __init__(self, runs: Sequence[ViewedRun], asked: Callable[[], float], every: float = 2.0) -> None:
+        """`asked` says when a page last asked something, by the monotonic clock."""
+        super().__init__(name="r3-view-index", daemon=True)
+        self._runs, self._asked, self._every = runs, asked, every
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            more = [run.queries.refresh(most=2) for run in self._runs]
+            if not any(more):
+                self._ended.wait(self._every)
+            while time.monotonic() - self._asked() < _QUIET and not self._ended.wait(_QUIET / 4):
+                pass  # whoever looks at a page comes first
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(timeout=10)
+
+
+def _holder_lives(lock: Path) -> bool:
+    """Whether the process named in a lock file, on this host, is there; another host's note is believed for a week.
+
+    Reading the note, unlike trying the lock, cannot get in the way of a run that is just starting.
+    """
+    try:
+        note = lock.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    match = re.fullmatch(r"process (\d+) on (.*)\n?", note)
+    if not match:
+        return False
+    if match[2] != socket.gethostname():
+        return time.time() - lock.stat().st_mtime < 7 * 86_400
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,170 @@
+"""`r3 show`: a run in the terminal. Model text is printed with its control characters made visible."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from r3.run.display import format_value, sparkline
+from r3.view.errors import NotThere, ViewError
+from r3.view.runs import ViewedRun, open_runs
+from r3.view.text import one_line, visible
+
+ROWS = (
+    ("accuracy", "accuracy"),
+    ("accuracy under reflection", "accuracy/reflection"),
+    ("held-out accuracy", "heldout/accuracy"),
+    ("reward", "reward"),
+    ("solve-none", "solve_none"),
+    ("solve-all", "solve_all"),
+    ("truncated", "truncated"),
+    ("entropy", "entropy"),
+    ("tokens an answer", "length/mean"),
+    ("replayed answers", "replay/samples"),
+    ("mean age of these", "replay/age_mean"),
+    ("reflection groups", "groups/reflection"),
+    ("ranked answers", "ranking/samples"),
+    ("groups that taught", "groups/teaching"),
+    ("tokens/s", "tokens_per_second"),
+    ("seconds a step", "seconds/step"),
+)
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+
+
+def show_run(path: Path) -> str:
+    """The summary: a line a metric, with its course as a small curve, its first and its last value."""
+    run = open_runs([path])[0]
+    state, about = run.state(), run.about()
+    step = "none yet" if state["step"] is None else state["step"]
+    planned = f" of {state['planned']}" if state["planned"] else ""
+    lines = [
+        f"{_bold('Run')}     {visible(str(path))}",
+        f"{_bold('Status')}  {state['status']}, step {step}{planned}",
+        f"{_bold('What')}    {about['method'] or '?'} on {about['task'] or '?'}, model {about['model'] or '?'}, "
+        f"seed {about['seed'] if about['seed'] is not None else '?'}",
+        *(f"{_bold('Note')}    {visible(problem)}" for problem in state["problems"]),
+        "",
+    ]
+    rows = [row for row in (_metric_row(run, label, key) for label, key in ROWS) if row is not None]
+    if not rows:
+        return "\n".join([*lines, "No steps yet: come back when the run has written its first."])
+    lines += _table(("metric", "first", "course", "last"), rows, right=(1, 3))
+    lines += ["", *_saved_line(run, path)]
+    return "\n".join(lines)
+
+
+def show_group(path: Path, which: str) -> str:
+    """Every answer of a query's groups at a step."""
+    run = open_runs([path])[0]
+    text, _, query = which.partition("/")
+    if not text.isdigit() or not query:
+        raise ViewError(f"--group {visible(which)}: give STEP/QUERY, e.g. --group 12/{_some_query(run) or 'QUERY'}")
+    step = int(text)
+    try:
+        table = run.tables.table(step)
+    except NotThere as error:
+        raise ViewError(str(error)) from error
+    groups = [number for number, about in enumerate(table.summaries) if about["query"] == query]
+    if not groups:
+        known = ", ".join(dict.fromkeys(one_line(about["query"], 24) for about in table.summaries[:8]))
+        raise ViewError(
+            f"step {step} has no group of query {visible(query)}; it has {known}, … ({len(table.summaries)})"
+        )
+    return "\n\n".join(_group_text(run, step, number, table.summaries[number]) for number in groups)
+
+
+def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -> str:
+    rows = run.tables.rows(step, number)
+    now = about["versions"][0] if about["versions"] else 0
+    lines = [
+        f"{_bold(f'Step {step}, group {number}')}  query {visible(about['query'])}, {about['context']} prompt"
+        + (f" showing attempt #{about['shown']}" if about["shown"] is not None else ""),
+        visible(rows[0]["prompt"] if rows else about["question"]),
+        "",
+    ]
+    for i, outcome in enumerate(about["outcomes"]):
+        verdict = "right" if outcome else "truncated" if about["truncated"][i] else "wrong"
+        origin = (
+            "fresh"
+            if i < about["fresh"]
+            else f"replayed from step {about['steps'][i]}, age {now - about['versions'][i]}"
+        )
+        paid = "" if about["ranking"][i] is None else f", ranking {about['ranking'][i]:+.3f}"
+        reason = f" ({visible(str(rows[i].get('verdict', '')))})" if rows and rows[i].get("verdict") else ""
+        lines.append(
+            f"{_bold(f'[{i}] {verdict}')}{reason}, {origin}: reward {about['rewards'][i] or 0:.3f}{paid}, "
+            f"advantage {about['advantages'][i] or 0:+.3f}, {about['lengths'][i]} tokens"
+        )
+        if rows:
+            lines += [f"    {line}" for line in visible(str(rows[i].get("response", ""))).split("\n")]
+    if not rows:
+        lines.append(
+            "Only this summary was saved of the group: run.rollouts_groups says of how many the answers are kept."
+        )
+    return "\n".join(lines)
+
+
+def _metric_row(run: ViewedRun, label: str, key: str) -> tuple[str, str, str, str] | None:
+    column = [value for value in run.metrics.columns.get(key, []) if value is not None]
+    if not column:
+        return None
+    curve = sparkline(_resampled(column, _room()), _levels())
+    return label, _number(column[0]), curve, _number(column[-1])
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else format_value(value)
+
+
+def _resampled(values: Sequence[float], most: int) -> list[float]:
+    """Means of equal stretches, where there are more values than room."""
+    if len(values) <= most:
+        return list(values)
+    edges = [round(i * len(values) / most) for i in range(most + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+
+
+def _saved_line(run: ViewedRun, path: Path) -> list[str]:
+    steps = run.tables.steps()
+    if not steps:
+        return ["No rollouts were saved (run.rollouts_every)."]
+    group = shlex.quote(visible(f"{steps[-1]}/{_some_query(run) or 'QUERY'}"))
+    return [
+        f"{len(steps)} steps with saved rollouts, {steps[0]} to {steps[-1]}. One group of one of them:",
+        f"  r3 show {shlex.quote(str(path))} --group {group}",
+    ]
+
+
+def _some_query(run: ViewedRun) -> str | None:
+    steps = run.tables.steps()
+    try:
+        return str(run.tables.table(steps[-1]).summaries[0]["query"]) if steps else None
+    except (NotThere, IndexError, RuntimeError):  # a damaged last file: an example is not worth an error
+        return None
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    lines = []
+    for row in [heads, *rows]:
+        cells = [text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row)]
+        lines.append("  ".join(cells).rstrip())
+    return [_bold(lines[0]), *lines[1:]]
+
+
+def _room() -> int:
+    return min(60, max(10, shutil.get_terminal_size((100, 24)).columns - 52))
+
+
+def _levels() -> str:
+    return _BLOCKS if (sys.stdout.encoding or "").lower().startswith("utf") else _ASCII
+
+
+def _bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text

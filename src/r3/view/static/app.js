@@ -1,0 +1,197 @@
+// The page as a whole: the bar on top, one page below it by the address, and a question every second whether the run
+// has moved on.
+
+import { exported, Refused } from "./api.js";
+import { bufferPage } from "./buffer.js";
+import { forgetCharts, repaint, zoomTo } from "./charts.js";
+import { isDark } from "./colours.js";
+import { button, empty, fill, h, number } from "./dom.js";
+import { groupPage } from "./group.js";
+import { listen, showHelp } from "./keys.js";
+import { overviewPage, runColour, setFocus } from "./overview.js";
+import { queriesPage, queryPage } from "./queries.js";
+import { follow, load, refreshState, store } from "./series.js";
+import { stepsPage } from "./steps.js";
+
+const EVERY = 1500;
+const PAGES = {
+  overview: overviewPage,
+  steps: stepsPage,
+  group: groupPage,
+  queries: queriesPage,
+  query: queryPage,
+  buffer: bufferPage,
+};
+const TABS = [
+  ["overview", "Overview"],
+  ["steps", "Steps"],
+  ["queries", "Queries"],
+  ["buffer", "Buffer"],
+];
+const IN_TAB = { group: "steps", query: "queries" };
+const main = document.getElementById("main");
+const shown = { page: null, visit: 0, run: 0, name: "overview" };
+
+// #/RUN/PAGE/more/parts
+function route() {
+  const [run, name, ...parts] = location.hash.replace(/^#\//, "").split("/").filter(Boolean);
+  const known = Number(run) < store.runs.length;
+  return { run: known ? Number(run) : 0, name: name in PAGES ? name : "overview", parts };
+}
+
+function go(to, instead = false) {
+  const next = `#/${to}`;
+  if (instead || next === location.hash) {
+    history.replaceState(null, "", next);
+    show();
+  } else location.hash = next;
+}
+
+async function show() {
+  const { run, name, parts } = route();
+  const visit = ++shown.visit;
+  if (shown.name !== name) zoomTo(null);
+  const same = shown.name === name && shown.run === run;
+  Object.assign(shown, { run, name, page: null });
+  setFocus(run);
+  drawBar();
+  forgetCharts();
+  const room = h("div.page", { "data-page": name });
+  try {
+    const page = await PAGES[name](room, { run, parts, go });
+    if (visit !== shown.visit) return;
+    shown.page = page;
+  } catch (error) {
+    if (visit !== shown.visit) return;
+    if (!(error instanceof Refused)) console.error(error);
+    fill(room, empty("This cannot be shown", error.message));
+  }
+  fill(main, room);
+  main.dataset.ready = location.hash || "#/";
+  if (!same) scrollTo(0, 0);
+  document.title = `${store.about[run] ? store.about[run].name : "r3"} · ${name} · r3 view`;
+}
+
+function drawBar() {
+  const { run, name } = shown;
+  const tab = IN_TAB[name] || name;
+  const state = store.state[run] || { status: "empty" };
+  fill(
+    document.getElementById("bar"),
+    h("a.brand", { href: `#/${run}/overview` }, "r3 ", h("span", {}, "view")),
+    runPicker(run, tab),
+    h(
+      "nav",
+      { "aria-label": "pages" },
+      TABS.map(([page, title]) =>
+        h("a", { href: `#/${run}/${page}`, "aria-current": tab === page ? "page" : null }, title),
+      ),
+    ),
+    h(
+      "span.status",
+      { "data-status": exported ? "exported" : state.status, title: store.about[run] ? store.about[run].path : "" },
+      h("i"),
+      exported ? "exported report" : state.status,
+      state.step === null || state.step === undefined
+        ? ""
+        : ` · step ${number(state.step)}${state.planned ? ` of ${number(state.planned)}` : ""}`,
+    ),
+    h(
+      "span.tools",
+      {},
+      button("◐", toggleTheme, { title: "light or dark (t)", "aria-label": "light or dark" }),
+      button("?", showHelp, { title: "keys (?)", "aria-label": "keys" }),
+    ),
+  );
+  fill(
+    document.getElementById("problems"),
+    (state.problems || []).map((problem) => h("p", {}, problem)),
+  );
+}
+
+function runPicker(run, tab) {
+  if (store.about.length < 2)
+    return h(
+      "span.name",
+      { title: store.about[0] ? store.about[0].path : "" },
+      store.about[0] ? store.about[0].name : "",
+    );
+  return h(
+    "span.name",
+    {},
+    h("i.key", { style: { color: `var(${runColour(run)})` } }),
+    h(
+      "select",
+      { "aria-label": "run", onchange: (event) => go(`${event.target.value}/${tab}`) },
+      store.about.map((about, i) => h("option", { value: i, selected: i === run }, about.name)),
+    ),
+  );
+}
+
+function toggleTheme() {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem("r3-theme", theme);
+  } catch {
+    /* a file opened from disk may have no storage */
+  }
+  repaint();
+  if (shown.name === "group") show();
+}
+
+function up() {
+  const { run, name, parts } = route();
+  if (name === "group") return go(`${run}/steps/${parts[0]}`);
+  if (name === "query") return go(`${run}/queries`);
+  return go(`${run}/overview`);
+}
+
+async function watch() {
+  const before = JSON.stringify(store.state);
+  try {
+    await refreshState();
+    document.body.classList.remove("lost");
+  } catch (error) {
+    document.body.classList.add("lost");
+    fill(document.getElementById("problems"), h("p", {}, error.message));
+    return;
+  }
+  if (JSON.stringify(store.state) === before) return;
+  const moved = store.state.map(
+    (state, run) => state.lines !== store.runs[run].steps.length || state.generation !== store.runs[run].generation,
+  );
+  await Promise.all(moved.map((yes, run) => yes && follow(run)));
+  drawBar();
+  if (shown.page && shown.page.update) await shown.page.update(store.state[shown.run]);
+}
+
+// One question at a time; none while the page is not looked at.
+function keepWatching() {
+  setTimeout(async () => {
+    if (!document.hidden) await watch().catch((error) => console.error(error));
+    keepWatching();
+  }, EVERY);
+}
+
+async function start() {
+  try {
+    const theme = localStorage.getItem("r3-theme");
+    if (theme) document.documentElement.dataset.theme = theme;
+  } catch {
+    /* no storage: the system's theme it is */
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  try {
+    await load();
+  } catch (error) {
+    fill(main, empty("This cannot be shown", error.message));
+    return;
+  }
+  addEventListener("hashchange", show);
+  listen({ go, up, theme: toggleTheme, page: () => shown.page, run: () => shown.run });
+  await show();
+  if (!exported) keepWatching();
+}
+
+start();

@@ -1,0 +1,110 @@
+// Elements from data. Text from a run only ever becomes a text node: nothing here parses HTML.
+
+const STEERING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+
+// Controls and marks of direction, as characters that can be seen (the same as r3.view.text.visible).
+export function visible(text) {
+  return String(text).replace(STEERING, (c) => {
+    const code = c.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
+}
+
+const SVG = new Set(["svg", "g", "path", "circle", "line", "rect", "text", "title", "polyline", "polygon"]);
+
+// h("div.card", {onclick}, "text", [nodes]): an element with its children; null and false children are left out.
+export function h(name, attributes, ...children) {
+  const [tag, ...classes] = name.split(".");
+  const element = SVG.has(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key === "style") Object.assign(element.style, value);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : document.createTextNode(visible(child)));
+  }
+}
+
+export function fill(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+  return element;
+}
+
+// Numbers as people read them: three digits, thousands apart, a dash for what is not there.
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return digitsOf(value, digits).replace("-", "−");
+}
+
+function digitsOf(value, digits) {
+  const size = Math.abs(value);
+  if (Number.isInteger(value)) return value.toLocaleString("en-GB");
+  if (size >= 1000) return Math.round(value).toLocaleString("en-GB");
+  return size !== 0 && size < 0.001 ? value.toExponential(1) : value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : digits);
+}
+
+export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
+export const signed = (value) =>
+  value === null || value === undefined
+    ? "–"
+    : Math.abs(value) < 0.005
+      ? "0"
+      : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`;
+export const plural = (count, one, many) => `${number(count)} ${count === 1 ? one : many || `${one}s`}`;
+
+export function bytes(count) {
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  while (count >= 1000 && at < units.length - 1) {
+    count /= 1000;
+    at += 1;
+  }
+  return `${at ? count.toFixed(1) : count} ${units[at]}`;
+}
+
+export const button = (label, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, label);
+
+// A row of buttons of which one is pressed.
+export function choice(label, options, chosen, pick) {
+  return h(
+    "div.choice",
+    { role: "group", "aria-label": label },
+    options.map(([value, text, title]) =>
+      button(text, () => pick(value), { "aria-pressed": String(value === chosen), title, "data-value": value }),
+    ),
+  );
+}
+
+export const table = (heads, rows, more = {}) =>
+  h(
+    "div.scroll",
+    {},
+    h(
+      "table",
+      more,
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((head) => (head instanceof Node ? head : h("th", { scope: "col" }, head))),
+        ),
+      ),
+      h("tbody", {}, rows),
+    ),
+  );
+
+export const empty = (title, ...text) => h("div.empty", {}, h("h2", {}, title), h("p", {}, ...text));

@@ -1,0 +1,151 @@
+// Small drawings that stand for a sample or a group: outcomes as shapes and colours, advantages as bars, badges.
+
+import { h, plural, signed } from "./dom.js";
+
+// right, wrong or truncated: told by shape as well as by colour.
+export function outcomeOf(outcome, truncated) {
+  if (outcome === true) return "right";
+  if (truncated) return "truncated";
+  return outcome === false ? "wrong" : "unverified";
+}
+
+export function dot(outcome, { replayed = false, title = null } = {}) {
+  const shapes = {
+    right: () => h("circle", { cx: 7, cy: 7, r: 5 }),
+    wrong: () => h("circle", { cx: 7, cy: 7, r: 4, "stroke-width": 2 }),
+    truncated: () => h("path", { d: "M10.500 3.500 A5 5 0 1 0 10.500 10.500", "stroke-width": 2 }),
+    unverified: () => h("line", { x1: 3, x2: 11, y1: 7, y2: 7, "stroke-width": 2 }),
+  };
+  const label = title || `${outcome}${replayed ? ", replayed" : ""}`;
+  return h(
+    `svg.dot.${outcome}${replayed ? ".replayed" : ""}`,
+    { viewBox: "0 0 14 14", role: "img", "aria-label": label },
+    h("title", {}, label),
+    replayed && h("rect", { x: 0.5, y: 0.5, width: 13, height: 13, rx: 3 }),
+    shapes[outcome](),
+  );
+}
+
+export function dots(summary) {
+  return h(
+    "span.dots",
+    {},
+    summary.outcomes.map((outcome, i) => {
+      const replayed = i >= summary.fresh;
+      const word = outcomeOf(outcome, summary.truncated[i]);
+      return dot(word, { replayed, title: replayed ? `${word}, replayed from step ${summary.steps[i]}` : word });
+    }),
+  );
+}
+
+// One bar a sample, up for a positive advantage, down for a negative one.
+export function advantageBars(advantages, fresh) {
+  const width = 7;
+  const most = Math.max(...advantages.map((value) => Math.abs(value || 0)), 1e-9);
+  return h(
+    "svg.bars",
+    {
+      viewBox: `0 0 ${Math.max(advantages.length * width, 1)} 24`,
+      width: advantages.length * width,
+      height: 24,
+      role: "img",
+      "aria-label": `advantages ${advantages.map(signed).join(", ")}`,
+    },
+    h("line", { x1: 0, x2: advantages.length * width, y1: 12, y2: 12 }),
+    advantages.map((value, i) => {
+      const tall = Math.max(value ? 1.5 : 0, (11 * Math.abs(value || 0)) / most);
+      return h(
+        `rect.${value > 0 ? "up" : "down"}${i >= fresh ? ".replayed" : ""}`,
+        { x: i * width + 1, width: width - 2, height: tall, y: value > 0 ? 12 - tall : 12 },
+        h("title", {}, `sample ${i}: ${signed(value)}`),
+      );
+    }),
+  );
+}
+
+export const solveKind = (summary) => {
+  const fresh = summary.outcomes.slice(0, summary.fresh);
+  if (fresh.every((outcome) => outcome === true)) return "solve-all";
+  return fresh.some((outcome) => outcome === true) ? "mixed" : "solve-none";
+};
+export const teaches = (summary) => summary.advantages.some((value) => value);
+export const rankedCount = (summary) => summary.ranking.filter((paid) => paid !== null && paid !== undefined).length;
+
+// [steps, ages] of what replay brought in.
+export function replays(summary) {
+  const now = summary.versions[0];
+  return summary.steps.slice(summary.fresh).map((step, i) => {
+    const age = now - summary.versions[summary.fresh + i];
+    return { step, age: Number.isFinite(age) ? age : null, id: summary.ids[summary.fresh + i] };
+  });
+}
+
+const WHY_NOT = {
+  no_history: "no past answer of the other outcome",
+  too_old: "past answers too old",
+  off: "replay is off",
+};
+
+// What R³ did to a group, in a few words each.
+export function deeds(summary) {
+  const found = [];
+  const joined = replays(summary);
+  if (summary.context === "reflection") {
+    found.push([
+      "reflection",
+      summary.shown === null || summary.shown === undefined ? "reflection" : `reflects on #${summary.shown}`,
+    ]);
+  }
+  if (joined.length) {
+    const steps = [...new Set(joined.map((one) => one.step))];
+    const oldest = Math.max(...joined.map((one) => one.age ?? 0));
+    found.push([
+      "replay",
+      `${joined.length} replayed from ${steps.length === 1 ? "step" : "steps"} ${steps.slice(0, 3).join(", ")}${steps.length > 3 ? "…" : ""}, age ${oldest}`,
+    ]);
+  }
+  const ranked = rankedCount(summary);
+  if (ranked) found.push(["ranking", `${ranked} ranked`]);
+  if (!found.length && WHY_NOT[summary.replay] && solveKind(summary) !== "mixed")
+    found.push(["idle", WHY_NOT[summary.replay]]);
+  if (!teaches(summary)) found.push(["idle", "taught nothing"]);
+  return found;
+}
+
+export const badges = (summary) =>
+  h(
+    "span.badges",
+    {},
+    deeds(summary).map(([kind, text]) => h(`span.badge.${kind}`, {}, text)),
+  );
+
+// A whole sentence or two: why this group taught what it taught, or nothing.
+export function story(summary) {
+  const kind = solveKind(summary);
+  const fresh = summary.fresh;
+  const cut = summary.truncated.slice(0, fresh).filter(Boolean).length;
+  const right = summary.outcomes.slice(0, fresh).filter((outcome) => outcome === true).length;
+  const said = [];
+  if (kind === "mixed")
+    said.push(
+      `${right} of ${fresh} answers ${right === 1 ? "was" : "were"} right, so they could be compared with each other.`,
+    );
+  else
+    said.push(
+      `All ${fresh} answers were ${kind === "solve-all" ? "right (solve-all)" : "wrong (solve-none)"}: by themselves they teach nothing.`,
+    );
+  if (cut) said.push(`${plural(cut, "answer was", "answers were")} cut by the length limit.`);
+  const joined = replays(summary);
+  if (joined.length) {
+    said.push(
+      `Replay brought in ${plural(joined.length, "past answer")} of the other outcome: ${joined.map((one) => `step ${one.step}, ${plural(one.age ?? 0, "update")} old`).join("; ")}.`,
+    );
+  } else if (kind !== "mixed" && summary.context === "plain") {
+    said.push(`Replay brought nothing: ${WHY_NOT[summary.replay] || summary.replay}.`);
+  }
+  if (summary.context === "reflection") said.push("It was asked under a reflection prompt, which takes no replay.");
+  const ranked = rankedCount(summary);
+  if (ranked) said.push(`The ranking reward ordered ${plural(ranked, "answer")} by the structure of their entropy.`);
+  said.push(teaches(summary) ? "" : "Every advantage is 0: the group taught nothing.");
+  return said.filter(Boolean).join(" ");
+}

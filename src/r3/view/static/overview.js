@@ -1,0 +1,321 @@
+// The overview: a few numbers, then the curves of all runs on one axis of steps.
+
+import { Chart, isZoomed, repaint, zoomTo } from "./charts.js";
+import { KINDS } from "./colours.js";
+import { button, empty, fill, h, number, percent } from "./dom.js";
+import { aligned, column, epochs, latest, smooth, store } from "./series.js";
+
+const view = { smoothing: 0, focus: 0, hidden: new Set() };
+
+// A chart of lines: `parts` for one run, `main` (the first part) for comparing several.
+const LINES = [
+  {
+    title: "Accuracy",
+    note: "as sampled; dots: held-out",
+    format: percent,
+    parts: [
+      ["accuracy", "plain"],
+      ["accuracy/reflection", "under reflection"],
+      ["heldout/accuracy", "held-out", "points"],
+    ],
+  },
+  {
+    title: "Reward",
+    note: "mean, and its parts",
+    parts: [
+      ["reward", "reward"],
+      ["reward/correct", "correct"],
+      ["reward/length", "length"],
+      ["reward/ranking", "ranking"],
+    ],
+  },
+  {
+    title: "What R³ did",
+    note: "a step",
+    parts: [
+      ["replay/samples", "replayed answers"],
+      ["groups/reflection", "reflection groups"],
+      ["ranking/samples", "ranked answers"],
+    ],
+  },
+  {
+    title: "Groups that taught",
+    note: "some advantage is not 0",
+    parts: [
+      ["groups/teaching", "taught"],
+      ["groups", "all groups"],
+    ],
+  },
+  { title: "Truncated", note: "share of answers", format: percent, parts: [["truncated", "truncated"]] },
+  {
+    title: "Entropy",
+    note: "of the policy, nats a token",
+    parts: [
+      ["entropy", "when sampled"],
+      ["update/entropy", "when trained"],
+    ],
+  },
+  {
+    title: "Length",
+    note: "tokens",
+    parts: [
+      ["length/mean", "mean"],
+      ["length/max", "longest"],
+    ],
+  },
+  {
+    title: "Age of what was replayed",
+    note: "updates",
+    parts: [
+      ["replay/age_mean", "mean"],
+      ["replay/age_max", "oldest"],
+    ],
+  },
+  {
+    title: "Effective sample size",
+    note: "1: on-policy",
+    parts: [
+      ["update/ess/fresh", "fresh"],
+      ["update/ess/replayed", "replayed"],
+      ["update/ess/reflection", "reflection"],
+    ],
+  },
+  { title: "Tokens per second", parts: [["tokens_per_second", "generated"]] },
+];
+const STAGES = ["rollout", "update", "method", "history", "buffer", "prompts"];
+
+export function overviewPage(root, { go }) {
+  const shown = store.runs.map((_, run) => run).filter((run) => store.runs[run].steps.length);
+  if (!shown.length) {
+    fill(root, empty("No steps yet", "The run has not written its first step. This page fills itself when it has."));
+    return {
+      update: () => {
+        if (store.runs.some((run) => run.steps.length)) overviewPage(root, { go });
+      },
+    };
+  }
+  const open = (step) => {
+    if (step > 0) go(`${view.focus}/steps/${step}`);
+  };
+  const charts = makeCharts(open);
+  const tiles = h("div.tiles");
+  const refresh = () => {
+    fill(tiles, tileRow());
+    for (const chart of charts) chart.update();
+  };
+  fill(
+    root,
+    toolbar(refresh),
+    tiles,
+    h(
+      "div.grid",
+      {},
+      charts.map((chart) => chart.element),
+    ),
+    h(
+      "p.hint",
+      {},
+      "Click a chart to open that step. Drag to zoom; ",
+      h("kbd", {}, "0"),
+      " shows all again. ",
+      h("kbd", {}, "←"),
+      " ",
+      h("kbd", {}, "→"),
+      " move the cursor, ",
+      h("kbd", {}, "Enter"),
+      " opens its step.",
+    ),
+  );
+  refresh();
+  return { update: refresh, open };
+}
+
+function makeCharts(open) {
+  const noteOf = (spec) => (store.runs.length > 1 ? spec.parts[0][1] : spec.note);
+  const lines = LINES.map(
+    (spec) =>
+      new Chart({
+        title: spec.title,
+        note: noteOf(spec),
+        format: spec.format || number,
+        open,
+        read: () => readLines(spec),
+      }),
+  );
+  const groups = new Chart({
+    title: "Groups",
+    note: "share by outcome",
+    format: percent,
+    stacked: true,
+    open,
+    read: readGroups,
+  });
+  const seconds = new Chart({ title: "Seconds a step", note: "by stage", stacked: true, open, read: readSeconds });
+  return [lines[0], lines[1], groups, lines[2], ...lines.slice(3), seconds];
+}
+
+const visibleRuns = () => store.runs.map((_, run) => run).filter((run) => !view.hidden.has(run));
+const marks = () => epochs(view.focus).map(([step, epoch]) => [step, `epoch ${epoch}`]);
+// Step 0 is the evaluation before training: it has held-out accuracy and nothing else.
+const trained = (run, key) => ({ steps: store.runs[run].steps, values: column(run, key) });
+
+function readLines(spec) {
+  const many = store.runs.length > 1;
+  const series = [];
+  const parts = [];
+  const add = (run, [key, label, kind], one) => {
+    const part = trained(run, key);
+    // A part of the reward that this run does not pay, a reflection it never made: not worth a line.
+    if (!part.values.some((value) => (label === spec.parts[0][1] || many ? value !== null : value))) return;
+    const line = { label, colour: one, points: kind === "points", dash: kind === "dashed" ? [4, 3] : undefined };
+    if (view.smoothing && !line.points) {
+      series.push({ ...line, quiet: true });
+      parts.push(part);
+    }
+    series.push(line);
+    parts.push(line.points ? part : { ...part, values: smooth(part.values, view.smoothing) });
+  };
+  if (many) {
+    const wanted = spec.parts.filter((part, i) => i === 0 || part[2] === "points");
+    for (const run of visibleRuns()) {
+      for (const [key, , kind] of wanted) {
+        add(run, [key, `${store.about[run].name}${kind ? ", held-out" : ""}`, kind], runColour(run));
+      }
+    }
+  } else spec.parts.forEach((part, i) => add(0, part, KINDS[i]));
+  return { data: aligned(parts), series, marks: marks() };
+}
+
+export const runColour = (run) => KINDS[run % KINDS.length];
+
+function stackOf(parts) {
+  const first = store.runs[view.focus].steps.findIndex((step) => step > 0);
+  const steps = first < 0 ? [] : store.runs[view.focus].steps.slice(first);
+  const columns = parts.map(({ values }) => smooth(values.slice(Math.max(first, 0)), view.smoothing));
+  return { data: [steps, ...columns], series: parts, marks: marks() };
+}
+
+function readGroups() {
+  const none = column(view.focus, "solve_none");
+  const all = column(view.focus, "solve_all");
+  const mixed = none.map((value, i) => (value === null ? null : Math.max(0, 1 - value - all[i])));
+  return stackOf([
+    { label: "solve-none", colour: "--vermillion", values: none },
+    { label: "mixed", colour: "--green", values: mixed },
+    { label: "solve-all", colour: "--blue", values: all },
+  ]);
+}
+
+function readSeconds() {
+  const stages = STAGES.map((stage) => column(view.focus, `seconds/${stage}`));
+  const whole = column(view.focus, "seconds/step");
+  const rest = whole.map((value, i) =>
+    value === null ? null : Math.max(0, value - stages.reduce((sum, values) => sum + (values[i] || 0), 0)),
+  );
+  const parts = STAGES.map((stage, i) => ({ label: stage, colour: KINDS[i], values: stages[i] }));
+  return stackOf([...parts, { label: "other", colour: "--grey", values: rest }].filter(({ values }) => values.length));
+}
+
+function tileRow() {
+  const run = view.focus;
+  const held = column(run, "heldout/accuracy").filter((value) => value !== null);
+  const state = store.state[run] || {};
+  const tile = (label, value, more) =>
+    h("div.tile", {}, h("span", {}, label), h("b", {}, value), h("small", {}, more || "\u00a0"));
+  return [
+    tile("step", number(state.step), state.planned ? `of ${number(state.planned)}` : ""),
+    tile("accuracy", percent(latest(run, "accuracy")), "as sampled"),
+    tile("held-out", percent(held[held.length - 1] ?? null), held.length > 1 ? `${percent(held[0])} before` : ""),
+    tile("solve-none", percent(latest(run, "solve_none")), `solve-all ${percent(latest(run, "solve_all"))}`),
+    tile("truncated", percent(latest(run, "truncated")), `${number(latest(run, "length/mean"))} tokens each`),
+    tile(
+      "groups that taught",
+      percent(ratio(latest(run, "groups/teaching"), latest(run, "groups"))),
+      `of ${number(latest(run, "groups"))}`,
+    ),
+    tile("replayed", number(latest(run, "replay/samples")), `mean age ${number(latest(run, "replay/age_mean"))}`),
+    tile("tokens/s", number(latest(run, "tokens_per_second")), `${number(latest(run, "seconds/step"))} s a step`),
+  ];
+}
+
+const ratio = (part, whole) => (part === null || !whole ? null : part / whole);
+
+function toolbar(refresh) {
+  const slider = h("input", {
+    type: "range",
+    min: 0,
+    max: 0.98,
+    step: 0.02,
+    value: view.smoothing,
+    id: "smoothing",
+    oninput: (event) => {
+      view.smoothing = Number(event.target.value);
+      told.textContent = view.smoothing.toFixed(2);
+      refresh();
+    },
+  });
+  const told = h("output", { for: "smoothing" }, view.smoothing.toFixed(2));
+  const reset = button(
+    "Show all steps",
+    () => {
+      zoomTo(null);
+      reset.disabled = true;
+    },
+    { id: "reset-zoom", disabled: !isZoomed() },
+  );
+  document.addEventListener("r3-zoom", () => {
+    reset.disabled = !isZoomed();
+  });
+  return h(
+    "div.toolbar",
+    {},
+    store.runs.length > 1 && runChooser(refresh),
+    h("label", { for: "smoothing" }, "Smoothing ", slider, " ", told),
+    reset,
+  );
+}
+
+function runChooser(refresh) {
+  const place = h("div.runs", { role: "group", "aria-label": "runs" });
+  const draw = () =>
+    fill(
+      place,
+      store.about.map((about, run) =>
+        h(
+          "span.run",
+          {},
+          h(
+            "label",
+            {},
+            h("input", {
+              type: "checkbox",
+              checked: !view.hidden.has(run),
+              onchange: (event) => {
+                if (event.target.checked) view.hidden.delete(run);
+                else view.hidden.add(run);
+                repaint();
+                refresh();
+              },
+            }),
+            h("i.key", { style: { color: `var(${runColour(run)})` } }),
+            about.name,
+          ),
+          button(
+            "details",
+            () => {
+              view.focus = run;
+              draw();
+              refresh();
+            },
+            { "aria-pressed": String(view.focus === run), title: "tiles and stacked charts show this run" },
+          ),
+        ),
+      ),
+    );
+  draw();
+  return place;
+}
+
+export const setFocus = (run) => {
+  view.focus = run;
+};

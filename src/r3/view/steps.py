@@ -1,0 +1,150 @@
+"""The saved rollouts of a run, step by step: tables of groups, and single groups, without reading the others."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from r3.run.rollouts import Contents, Rollouts
+from r3.view.errors import NotThere
+
+KEPT_TABLES = 16
+"""Tables of steps in memory: about half a megabyte each at 2,048 samples a step."""
+
+
+class StepTables:
+    """Tables of contents by step, the last few of them remembered."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts = rollouts
+        self._turn = threading.Lock()
+        self._tables: OrderedDict[int, tuple[tuple[int, int], Contents]] = OrderedDict()
+        self._listed: tuple[int, list[int]] = (-1, [])
+
+    def steps(self) -> list[int]:
+        """The steps with saved rollouts."""
+        try:
+            changed = os.stat(self.rollouts.folder).st_mtime_ns
+        except OSError:
+            return []
+        if changed != self._listed[0]:
+            self._listed = (changed, self.rollouts.steps())
+        return self._listed[1]
+
+    def stamp(self, step: int) -> tuple[int, int]:
+        """What changes when the step's file does."""
+        try:
+            status = os.stat(self.rollouts.path(step))
+        except OSError as error:
+            raise NotThere(self._missing(step)) from error
+        return status.st_mtime_ns, status.st_size
+
+    def table(self, step: int) -> Contents:
+        """The groups of a step; `NotThere` if none were saved, `RunError` if the file is damaged."""
+        stamp = self.stamp(step)
+        with self._turn:
+            known = self._tables.get(step)
+            if known is not None and known[0] == stamp:
+                self._tables.move_to_end(step)
+                return known[1]
+        table = self.read(step)
+        with self._turn:
+            self._tables[step] = (stamp, table)
+            while len(self._tables) > KEPT_TABLES:
+                self._tables.popitem(last=False)
+        return table
+
+    def read(self, step: int) -> Contents:
+        """The same from the file, not remembered."""
+        found = self.rollouts.contents(step)
+        if found is not None:
+            return found
+        # An older file has no table. Its rows, which may fill hundreds of megabytes, are read one by one.
+        summaries = [summary(list(rows)) for _, rows in groupby(self.rollouts.read(step), lambda row: row.get("group"))]
+        return Contents(summaries, [None] * len(summaries))
+
+    def rows(self, step: int, group: int) -> list[dict[str, Any]]:
+        """The saved rows of a group; none where only its summary was kept."""
+        table = self.table(step)
+        if not 0 <= group < len(table.summaries):
+            raise NotThere(f"step {step} has {len(table.summaries)} groups, numbered from 0; there is no group {group}")
+        place = table.places[group]
+        if place is not None:
+            return self.rollouts.read_group(step, place)
+        if any(table.places) or self.rollouts.contents(step) is not None:
+            return []
+        return [row for row in self.rollouts.read(step) if row.get("group") == group]
+
+    def search(self, step: int, text: str) -> list[int]:
+        """The groups of a step with `text` in a prompt or a response, whatever the case of its letters."""
+        wanted = text.casefold()
+        table = self.table(step)
+        found = []
+        for group, place in enumerate(table.places):
+            about = table.summaries[group]
+            named = wanted in f"{about.get('query')}\n{about.get('question')}".casefold()
+            if named or (place is not None and self._holds(step, place, text)):
+                found.append(group)
+        if not any(table.places):  # an older file, or one without rows
+            found = sorted({*found, *(row.get("group", 0) for row in self.rollouts.read(step) if _in_row(row, wanted))})
+        return found
+
+    def _holds(self, step: int, place: tuple[int, int], text: str) -> bool:
+        raw = self.rollouts.read_bytes(step, place)
+        # Looking through the undecoded bytes is far quicker than decoding them; only ASCII is written as it is.
+        if text.isascii() and json.dumps(text)[1:-1].lower().encode() not in raw.lower():
+            return False
+        return any(_in_row(row, text.casefold()) for row in self.rollouts.read_group(step, place))
+
+    def _missing(self, step: int) -> str:
+        steps = self.steps()
+        kept = f"they are kept of {len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "none are kept at all"
+        return f"no rollouts were saved for step {step}; {kept} (run.rollouts_every)"
+
+
+def _in_row(row: dict[str, Any], wanted: str) -> bool:
+    return wanted in str(row.get("response", "")).casefold() or wanted in str(row.get("prompt", "")).casefold()
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A group's summary from its rows: what `r3.train.rows` writes into a table, for files that have none."""
+    first = rows[0]
+    return {
+        "query": str(first.get("query", "?")),
+        "question": str(first.get("prompt", ""))[:240],
+        "context": first.get("context", "plain"),
+        "shown": plain(first.get("shown")),
+        "replay": first.get("replay", "off"),
+        "fresh": sum(row.get("origin", "fresh") == "fresh" for row in rows),
+        "epoch": plain(first.get("epoch")),
+        "ids": [plain(row.get("id")) for row in rows],
+        "steps": [plain(row.get("step")) for row in rows],
+        "versions": [plain(row.get("policy_version")) for row in rows],
+        "outcomes": [plain(row.get("outcome")) for row in rows],
+        "truncated": [int(row.get("finish") == "length") for row in rows],
+        "lengths": [len(row.get("tokens") or ()) for row in rows],
+        "rewards": [_rounded(row.get("reward")) for row in rows],
+        "ranking": [_paid(row) for row in rows],
+        "advantages": [_rounded(row.get("advantage")) for row in rows],
+    }
+
+
+def _paid(row: dict[str, Any]) -> float | None:
+    fresh = row.get("origin", "fresh") == "fresh"
+    return _rounded((row.get("reward_parts") or {}).get("ranking")) if fresh else None
+
+
+def plain(value: Any) -> Any:
+    """`null`, which the run's reader gives back as NaN, as None again."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _rounded(value: Any) -> float | None:
+    value = plain(value)
+    return None if value is None else round(float(value), 5)

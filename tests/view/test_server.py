@@ -1,0 +1,159 @@
+"""The server from outside: who may ask, for what, and how it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from r3.view.server import POLICY, is_loopback
+from tests.train.tiny import run_r3
+from tests.view.conftest import Serve
+
+
+def ask(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """One request, to the very path given; headers with _ for -."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    connection.putrequest(method, path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    reply = connection.getresponse()
+    found = reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read()
+    connection.close()
+    return found
+
+
+def answer(url: str, question: str) -> Any:
+    status, _, body = ask(url, f"/api/{question}")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def test_it_only_reads_and_only_what_it_lists(finished: Path, serve: Serve) -> None:
+    url = serve(finished)
+    assert url.startswith("http://127.0.0.1:")
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if "buffer" not in path.name}
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        status, headers, _ = ask(url, "/api/state", method)
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
+    assert ask(url, "/", "HEAD")[2] == b""
+    for path in (
+        "/../pyproject.toml",
+        "/static/../api.py",
+        "/static/..%2f..%2fcli.py",
+        "//etc/passwd",
+        "/static//etc/passwd",
+        "/static/vendor/../index.html",
+        "/run.json",
+        "/static/%2e%2e/server.py",
+        "/api/../../run.json",
+    ):
+        assert ask(url, path)[0] == 404, path
+    status, headers, _ = ask(url, "/")
+    assert status == 200
+    assert headers["content-security-policy"] == POLICY
+    assert "unsafe" not in POLICY
+    assert headers["x-content-type-options"] == "nosniff"
+    assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if "buffer" not in path.name}
+
+
+def test_another_name_for_this_machine_is_refused(finished: Path, serve: Serve) -> None:
+    """DNS rebinding: a page of another site that made its own name point here sends that name."""
+    url = serve(finished)
+    port = urlsplit(url).port
+    for host in ("evil.example", f"evil.example:{port}", "", "10.0.0.1", "127.0.0.1.evil.example", "[::1", "a b"):
+        assert ask(url, "/api/state", Host=host)[0] == 403, host
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+        assert ask(url, "/api/state", Host=host)[0] == 200, host
+
+
+def test_beyond_loopback_a_token_is_asked_for(finished: Path, serve: Serve) -> None:
+    url = serve(finished, "--host", "0.0.0.0")
+    parts = urlsplit(url)
+    assert parts.query.startswith("token=")
+    assert parts.hostname == socket.gethostname().lower()
+    here = f"http://127.0.0.1:{parts.port}"
+    for path in ("/", "/api/state", "/static/app.js", "/?token=", "/?token=guess", "/api/state?token=%ff"):
+        assert ask(here, path)[0] == 403, path
+    assert ask(here, "/api/state", Cookie=f"r3_view_{parts.port}=guess")[0] == 403
+    status, headers, _ = ask(here, f"/?{parts.query}")
+    assert (status, headers["location"]) == (303, "/")  # the token leaves the address
+    cookie = headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict"} <= {part.strip() for part in cookie.split(";")}
+    assert ask(here, "/api/state", Cookie=cookie.split(";")[0])[0] == 200
+    assert ask(here, "/api/state", Cookie=cookie.split(";")[0], Host="evil.example")[0] == 403
+
+
+def test_what_is_not_there_is_said(finished: Path, serve: Serve) -> None:
+    url = serve(finished)
+    for question, says in (
+        ("step?run=0&step=99", "no rollouts were saved for step 99; they are kept of 6 steps, 1 to 6"),
+        ("step?run=0", "the page needs step=NUMBER"),
+        ("step?run=7&step=1", "there are 1 runs"),
+        ("step?run=0&step=-1", "must be a whole number"),
+        ("group?run=0&step=1&group=99", "there is no group 99"),
+        ("sample?run=0&step=1&group=0&sample=99", "there is no 99"),
+        ("query?run=0&id=nobody", "no saved step has a group of query 'nobody'"),
+        ("nonsense", "there is no page"),
+    ):
+        status, _, body = ask(url, f"/api/{question}")
+        assert status == 404
+        assert says in json.loads(body)["error"]
+
+
+def test_metrics_come_in_parts(finished: Path, serve: Serve) -> None:
+    url = serve(finished)
+    whole = answer(url, "metrics?run=0")
+    assert whole["steps"] == [0, 1, 2, 3, 4, 5, 6]
+    part = answer(url, "metrics?run=0&since=5&generation=0")
+    assert part["steps"] == [5, 6]
+    assert part["columns"]["accuracy"] == whole["columns"]["accuracy"][5:]
+    assert answer(url, "metrics?run=0&since=5&generation=8")["from"] == 0  # of another history: all of it
+
+
+def test_summaries_of_all_groups_and_rows_of_some(finished: Path, serve: Serve) -> None:
+    url = serve(finished)
+    tables = [answer(url, f"step?run=0&step={number}") for number in range(1, 7)]
+    step = max(tables, key=lambda table: len(table["groups"]))
+    at, count = step["step"], len(step["groups"])
+    assert count > 5
+    assert step["kept"] == [i < 5 for i in range(count)]
+    assert answer(url, f"group?run=0&step={at}&group={count - 1}")["kept"] is False
+    assert 2 in answer(url, f"search?run=0&step={at}&text={step['groups'][2]['query']}")["groups"]
+    response = answer(url, f"sample?run=0&step={at}&group=3&sample=1")["response"]
+    quoted = "".join(f"%{byte:02x}" for byte in response.encode())
+    assert not response or 3 in answer(url, f"search?run=0&step={at}&text={quoted}")["groups"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere: no such directory; give the run.dir of a run"),
+        (["README.md"], "README.md: is a file; give the run.dir"),
+        (["docs"], "docs: not a run directory (it has no run.json)"),
+        (["RUN", "--port", "99999"], "cannot listen on 127.0.0.1:99999"),
+        (["RUN", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (["RUN", "--export", "/no/such/folder/report.html"], "/no/such/folder: no such directory"),
+    ],
+)
+def test_bad_input_is_one_line(finished: Path, arguments: list[str], says: str) -> None:
+    given = [str(finished) if text == "RUN" else text for text in arguments]
+    done = run_r3("view", *given, "--no-browser", check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True),
+                        ("0.0.0.0", False), ("::", False), ("192.168.0.3", False), ("a.example", False)],
+)  # fmt: skip
+def test_loopback(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
