@@ -62,6 +62,8 @@ def isolated(child: str, timeout: float, environment: Mapping[str, str] | None =
         problem = _run(command, timeout, {**os.environ, **OFFLINE, **(environment or {})})
         rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
     print(f"{child}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    for row in rows:  # at once: a run that is cut short later still leaves what was measured
+        print(json.dumps(row), file=sys.stderr, flush=True)
     return rows if problem is None else [*rows, {"engine": child, "not measured": problem}]
 
 

@@ -164,6 +164,7 @@ class Vllm(Generator):
         rows = list(work.flat())
         prompts = [{"prompt_token_ids": prompt.tolist()} for prompt, _ in rows]
         parameters = [self._parameters(length, work.seed + row, engine) for row, (_, length) in enumerate(rows)]
+        self.llm.reset_prefix_cache()  # prompts of an earlier run do not count; those a group shares are found again
         outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
