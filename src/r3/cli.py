@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_eval(commands)
+    _add_compare(commands)
     _add_verify(commands)
     _add_data(commands)
     _add_buffer(commands)
@@ -153,6 +154,13 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
     text = "pass@k of a model, or of saved responses, on benchmarks"
     add_arguments(commands.add_parser("eval", help=text, description=f"{text[0].upper()}{text[1:]}, with intervals."))
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from r3.commands.compare import add_arguments
+
+    text = "methods against each other on equal budgets of generated tokens"
+    add_arguments(commands.add_parser("compare", help=text, description=f"{text[0].upper()}{text[1:]}, with a report."))
 
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

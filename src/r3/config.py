@@ -122,6 +122,8 @@ class TrainSettings(Settings):
     """Passes over the task."""
     steps: int | None = Field(None, ge=1)
     """Stop after so many steps, whatever epochs says."""
+    tokens: int | None = Field(None, ge=1)
+    """Stop at the end of the step in which so many tokens have been generated (reflection and resampling included)."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimiser updates per batch of rollouts."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -156,6 +158,10 @@ class EvaluateSettings(Settings):
 
     every: int = Field(0, ge=0)
     """Evaluate every so many steps; 0 only before and after."""
+    every_tokens: int = Field(0, ge=0)
+    """Evaluate whenever so many more tokens have been generated in training; 0 to count steps alone."""
+    samples: int = Field(1, ge=1)
+    """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature of the evaluation; 0 is greedy."""
 
@@ -202,6 +208,15 @@ class Config(Settings):
     def _file_needs_a_path(self) -> Config:
         if self.task.name == "file" and self.task.path is None:
             raise ValueError("task.name=file needs task.path: a JSONL, JSON or Parquet file, or the name of a set")
+        return self
+
+    @model_validator(mode="after")
+    def _decay_needs_an_end(self) -> Config:
+        if self.train.tokens is not None and self.train.decay != "constant":
+            raise ValueError(
+                f"train.decay={self.train.decay} falls over a known number of steps, and train.tokens leaves it open: "
+                "set train.decay=constant, or train.steps instead of train.tokens"
+            )
         return self
 
 
