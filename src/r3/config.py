@@ -58,17 +58,27 @@ class ModelSettings(Settings):
 class TaskSettings(Settings):
     """Where the queries come from and who judges the answers."""
 
-    name: Literal["arithmetic", "file"] = "arithmetic"
-    """'arithmetic' is embedded; 'file' reads a file of yours or a maths set by name."""
+    name: Literal["arithmetic", "graded-arithmetic", "reasoning-gym", "file"] = "arithmetic"
+    """'arithmetic' is for the embedded model, 'graded-arithmetic' the like for any chat model; 'reasoning-gym' has
+    puzzles of many families (needs r3-rl[reasoning-gym]); 'file' reads a file of yours or a maths set by name."""
     difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
-    """arithmetic: how many terms the sums have."""
+    """arithmetic, graded-arithmetic: how many terms the sums have."""
     size: int = Field(256, ge=1)
-    """arithmetic: how many training problems."""
+    """Made tasks (all but file): how many training problems."""
+    split: Literal["train", "warm"] = "train"
+    """graded-arithmetic, reasoning-gym: which problems to train on; 'warm' are others, for a supervised warm start."""
+    family: str | None = None
+    """reasoning-gym: the family of puzzles, e.g. letter_counting, number_sorting, knights_knaves."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """reasoning-gym: the family's own settings, e.g. {n_people: 2}."""
     path: str | None = None
     """file: a JSONL, JSON or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a
     data set of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
     heldout_path: str | None = None
     """file: the evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
+    rows: tuple[int, int] | None = None
+    """file: only the rows of `path` from the first number (from 0) up to the second, e.g. to warm-start on some and
+    reinforce on others."""
     heldout: int = Field(512, ge=0)
     """How many problems are kept apart for evaluation."""
     id_column: str = "id"
@@ -78,7 +88,7 @@ class TaskSettings(Settings):
     answer_column: str = "answer"
     """file: column of the reference answer."""
     instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
-    """file: appended to every question."""
+    """Appended to every question (not for arithmetic)."""
     min_difficulty: float | None = None
     """file: leave out problems whose column `difficulty` is below this (deepscaler: 0 to 100)."""
     max_difficulty: float | None = None
@@ -91,7 +101,7 @@ class TaskSettings(Settings):
     caged: bool = False
     """file: run your own function in killable worker processes with a time and a memory limit."""
     chat: bool = True
-    """file: put the question through the tokenizer's chat template."""
+    """Put the question through the tokenizer's chat template (not for arithmetic)."""
 
 
 class RolloutSettings(Settings):
@@ -205,9 +215,11 @@ class Config(Settings):
     run: RunSettings = Field(default_factory=RunSettings)
 
     @model_validator(mode="after")
-    def _file_needs_a_path(self) -> Config:
+    def _task_is_named_in_full(self) -> Config:
         if self.task.name == "file" and self.task.path is None:
             raise ValueError("task.name=file needs task.path: a JSONL, JSON or Parquet file, or the name of a set")
+        if self.task.name == "reasoning-gym" and self.task.family is None:
+            raise ValueError("task.name=reasoning-gym needs task.family, e.g. letter_counting or knights_knaves")
         return self
 
     @model_validator(mode="after")
