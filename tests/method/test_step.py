@@ -203,3 +203,15 @@ def test_every_ablation_turns_off_one_mechanism() -> None:
 def test_unverified_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="verify it first"):
         step([make_group([make_sample(None)])], MethodSettings())
+
+
+@given(BATCH, st.integers(0, 40), st.integers(1, 30))
+def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group, ...], version: int, over: int) -> None:
+    def paid(**ranking: Any) -> list[list[float]]:
+        settings = MethodSettings(name="r3", replay=False, ranking={"centred": True, **ranking})
+        found = step(batch, settings, policy_version=version).groups
+        return [[s.reward_parts.get("ranking", 0.0) for s in mixed.group.samples] for mixed in found]
+
+    share = max(0.0, 1 - version / over)
+    for whole, part in zip(paid(), paid(anneal_updates=over), strict=True):
+        assert part == pytest.approx([share * reward for reward in whole], abs=1e-9)

@@ -19,7 +19,7 @@ from typing import IO
 from r3.compare.plan import Plan, Variant
 from r3.compare.records import Record, record_of, record_path, write_record
 from r3.locks import FileLock, Locked
-from r3.run import RunError, RunFiles, StopRequested
+from r3.run import RunError, RunFiles, StopRequested, read_metrics
 
 Say = Callable[[str], None]
 POLL = 0.2
@@ -70,7 +70,10 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
             while running or (waiting and not stop):
                 while waiting and len(running) < jobs and not stop:
                     cell = waiting.pop(0)
-                    running.append((cell, _start(plan, cell)))
+                    if _is_over(plan, cell):  # we were killed before its numbers were taken
+                        _finish(plan, out, cell, 0, keep=keep, say=say)
+                    else:
+                        running.append((cell, _start(plan, cell)))
                 if stop:
                     _ask_to_stop(running)
                 time.sleep(POLL)
@@ -96,6 +99,12 @@ def _held(out: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _is_over(plan: Plan, cell: Cell) -> bool:
+    """Whether the cell's run has spent its tokens; its last line carries the last evaluation."""
+    path = RunFiles(cell.directory).metrics_path
+    return path.exists() and sum(line.get("tokens/generated", 0) for line in read_metrics(path)) >= plan.tokens
 
 
 def _start(plan: Plan, cell: Cell) -> subprocess.Popen[bytes]:

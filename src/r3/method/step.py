@@ -31,7 +31,7 @@ from typing import Literal
 import numpy as np
 
 from r3.method.advantage import group_advantages
-from r3.method.ranking import structural_entropy_rewards
+from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import Replay, choose_replay, outcome_reward
 from r3.method.settings import MethodSettings, ObjectiveSettings
 from r3.samples import Group, IntArray, Sample
@@ -135,7 +135,7 @@ def step(
 
 
 def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, version: int, seed: int) -> MixedGroup:
-    ranked_group, ranked = _rank(group, settings)
+    ranked_group, ranked = _rank(group, settings, version)
     # Seeded by query, so that the choice does not depend on which other groups are in the batch.
     rng = None
     if settings.replay.order == "random":
@@ -154,7 +154,7 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
     return MixedGroup(ranked_group, replay, tuple(rewards), tuple(advantages), ranked)
 
 
-def _rank(group: Group, settings: MethodSettings) -> tuple[Group, int]:
+def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[Group, int]:
     """The group with SERR added to its truncated (or failed) samples, if it solved none; and how many were ranked."""
     ranking = settings.ranking
     if not ranking.enabled or not group.solve_none:
@@ -166,7 +166,7 @@ def _rank(group: Group, settings: MethodSettings) -> tuple[Group, int]:
     paid = structural_entropy_rewards(
         [h for h in entropies if h is not None],
         peak_fraction=ranking.peak_fraction,
-        max_reward=ranking.max_reward,
+        max_reward=annealed(ranking.max_reward, version, ranking.anneal_updates),
     )
     if len(paid) < 2 or min(paid) == max(paid):
         return group, 0

@@ -65,13 +65,12 @@ def knights_knaves(entry: Entry) -> str:
     names, terms = [str(name) for name in about["names"]], about["knight_knave_terms"]
     lines = []
     for case in product((True, False), repeat=len(names)):
-        kinds = [
-            f"{name} a {terms['knight' if truthful else 'knave']}" for name, truthful in zip(names, case, strict=True)
-        ]
+        kinds = [terms["a_knight" if truthful else "a_knave"] for truthful in case]
+        supposed = [f"{name} is {kind}" for name, kind in zip(names, kinds, strict=True)]
         values = [_holds(statement, case) for statement in about["statements"]]
         said = [f"{name} says {'true' if value else 'false'}" for name, value in zip(names, values, strict=True)]
         fits = all(value == truthful for value, truthful in zip(values, case, strict=True))
-        lines.append(f"If {', '.join(kinds)}: {', '.join(said)}: {'fits' if fits else 'no'}")
+        lines.append(f"If {', '.join(supposed)}: {', '.join(said)}: {'fits' if fits else 'no'}")
         if fits:
             break
     return "\n".join(lines)
