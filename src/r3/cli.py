@@ -22,6 +22,7 @@ examples:
   r3 train method=grpo train.steps=20         the same with plain GRPO, for 20 steps
   r3 train recipes/deepscaler-1.5b.yaml       the paper's setting
   r3 train --resume runs/r3-arithmetic-0      go on with a stopped run
+  r3 compare RECIPE --seeds 3 --tokens 1000000    GRPO, DAPO, R³ and its ablations on equal generated tokens
 
 exit codes:
   0 done, 1 failed while running, 2 bad input, 3 diverged, 130 or 143 stopped by a signal after a checkpoint

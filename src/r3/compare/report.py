@@ -10,6 +10,7 @@ from pathlib import Path
 from r3.compare.analysis import Comparison
 from r3.compare.figures import FORMATS, Figure, figures_of, write_figures
 from r3.compare.tables import Table, tables_of
+from r3.compare.targets import targets_of
 from r3.run.files import write_atomically
 
 STYLE = """
@@ -34,11 +35,19 @@ def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     return [page, text, summary, *drawn]
 
 
-def markdown(comparison: Comparison, figures: Sequence[Figure], *, folder: str = "figures", level: int = 1) -> str:
-    """The report as Markdown; `folder` is where its figures lie."""
+def every_table(comparison: Comparison) -> list[Table]:
+    """What was to be shown first, where that can be said; then the numbers."""
+    targets = targets_of(comparison)
+    return [*([] if targets is None else [targets]), *tables_of(comparison)]
+
+
+def markdown(
+    comparison: Comparison, figures: Sequence[Figure], *, folder: str = "figures", level: int = 1, title: str = ""
+) -> str:
+    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie."""
     mark = "#" * level
-    parts = [f"{mark} Comparison: {', '.join(comparison.names)}", *_setting(comparison)]
-    for table in tables_of(comparison):
+    parts = [title or f"{mark} Comparison: {', '.join(comparison.names)}", *_setting(comparison)]
+    for table in every_table(comparison):
         parts += [f"{mark}# {table.title}", markdown_table(table), table.note]
     parts.append(f"{mark}# Curves")
     parts += [f"![{figure.title}]({folder}/{figure.name}.svg)" for figure in figures]
@@ -84,7 +93,7 @@ def _task_name(task: dict[str, object]) -> str:
 def _page(comparison: Comparison, figures: Sequence[Figure], folder: Path) -> str:
     """One file that needs no other: figures are inline."""
     drawn = "\n".join(f"<figure>{_inline(folder / f'{figure.name}.svg')}</figure>" for figure in figures)
-    tables = "\n".join(_html_table(table) for table in tables_of(comparison))
+    tables = "\n".join(_html_table(table) for table in every_table(comparison))
     setting = "\n".join(f"<p>{html.escape(text)}</p>" for text in _setting(comparison))
     title = html.escape(f"Comparison: {', '.join(comparison.names)}")
     return (
