@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 from collections import defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from r3.cli import main
-from tests.train.tiny import overrides, read_metrics, run_r3
+from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900
 OWN = ("run.dir", "run.seed", "method=")
@@ -32,10 +33,17 @@ def arguments(folder: Path, out: Path, *more: str, methods: str = "grpo,r3") -> 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """A finished comparison of two methods and two seeds, its folder of model and task, and what was printed."""
+    """A comparison of two methods and two seeds, stopped by a signal and gone on with: its folders, what it printed."""
     folder = tmp_path_factory.mktemp("compared")
-    done = run_r3(*arguments(folder, folder / "out", "--seeds", "2"))
-    return folder, folder / "out", done.stdout
+    arguments_ = arguments(folder, folder / "out", "--seeds", "2")
+    process = subprocess.Popen(command(*arguments_), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()  # a cell is finished, others are not
+    process.terminate()
+    rest, _ = process.communicate()
+    assert process.returncode == 143
+    assert "the same command goes on" in rest
+    return folder, folder / "out", first + rest + run_r3(*arguments_).stdout
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -61,7 +69,7 @@ def test_every_cell_spends_its_tokens_and_is_evaluated_on_the_grid(compared: tup
             assert line["tokens/total"] == running
         assert record["problems"] == 4
         assert record["k"] == 4
-    assert printed.count("held-out pass@1") == 4
+    assert printed.count("held-out pass@1") == 4  # no cell was run twice
     assert not list((out / "cells").glob("*/*/checkpoints/*"))
 
 

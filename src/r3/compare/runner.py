@@ -65,6 +65,7 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
         say(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
     running: list[tuple[Cell, subprocess.Popen[bytes]]] = []
     failed: list[Cell] = []
+    asked = False
     with _held(out), StopRequested() as stop:
         try:
             while running or (waiting and not stop):
@@ -74,8 +75,10 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
                         _finish(plan, out, cell, 0, keep=keep, say=say)
                     else:
                         running.append((cell, _start(plan, cell)))
-                if stop:
-                    _ask_to_stop(running)
+                if stop and not asked:  # once: a second signal would meet a cell that has stopped listening
+                    asked = True
+                    for _, process in running:
+                        process.terminate()
                 time.sleep(POLL)
                 for cell, process in [pair for pair in running if pair[1].poll() is not None]:
                     running.remove((cell, process))
@@ -123,12 +126,6 @@ def _launch(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
-
-
-def _ask_to_stop(running: list[tuple[Cell, subprocess.Popen[bytes]]]) -> None:
-    """SIGTERM to each; one that is already finishing its step for it takes no notice of another."""
-    for _, process in running:
-        process.terminate()
 
 
 def _finish(plan: Plan, out: Path, cell: Cell, code: int, *, keep: bool, say: Say) -> bool:
