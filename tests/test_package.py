@@ -23,6 +23,7 @@ ALLOWED = {
     "run": {"samples", "locks"},
     "tasks": {"samples", "config", "verify"},
     "evaluate": {"samples", "rollout", "tasks", "run", "verify"},
+    "models": {"config"},
     "compare": {"config", "method", "run", "locks", "evaluate"},
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from r3.compare.analysis import Comparison
 from r3.compare.records import BINS, SERIES, TOTALS, Record
+from r3.compare.tables import tables_of
 from r3.compare.targets import targets_of
 
 BUDGET, STEPS = 10_000, 10
@@ -56,6 +57,17 @@ def test_a_method_no_better_than_the_baseline_shows_nothing() -> None:
     found = verdicts(comparison({"grpo": 0.1, "r3": 0.1}, {"grpo": 0.4, "r3": 0.4}))
     assert found["R³ grpo's"] == "not shown"
     assert found["solve-none at"] == "not shown"
+
+
+def test_a_level_that_is_asked_for_has_its_tokens() -> None:
+    c = comparison({"grpo": 0.1, "r3": 0.3}, {})
+    c.level = 0.1
+    table = next(table for table in tables_of(c) if table.title.startswith("Tokens"))
+    assert table.header[-1] == "tokens to 10.0%"
+    slow, fast = (int(row[-1].replace(",", "")) for row in table.rows)
+    assert abs(slow - 0.05 / 0.101 * BUDGET) < 5  # the mean slope over the three seeds is 0.001 more
+    assert abs(fast - 0.05 / 0.301 * BUDGET) < 5
+    assert [row[-1] for row in tables_of(comparison({"grpo": 0.1}, {}))[1].rows] == ["–"]
 
 
 def test_without_r3_there_is_nothing_to_claim() -> None:

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=_positive, metavar="N", help="generated tokens that every cell may spend")
     add("--evaluations", type=_positive, default=8, metavar="N", help="evaluations on the way, equally spaced (8)")
     add("--baseline", metavar="NAME", help="what the others are measured against (grpo)")
+    add("--level", type=float, metavar="X", help="also give the tokens to this held-out pass@1, e.g. 0.2")
     add("--jobs", type=_positive, default=1, metavar="N", help="cells side by side (1)")
     add("--out", type=Path, metavar="DIR", help="where everything goes (compare/RECIPE)")
     add("--keep", action="store_true", help="keep checkpoints, buffers and rollouts of finished cells")
@@ -72,6 +73,7 @@ def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
         tokens=arguments.tokens,
         evaluations=arguments.evaluations,
         baseline=arguments.baseline,
+        level=arguments.level,
     )
     out = arguments.out or Path("compare") / (Path(recipe).stem if recipe else "embedded")
     save_plan(plan, out)

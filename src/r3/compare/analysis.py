@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from r3.compare.records import Record, read_records
-from r3.compare.statistics import Array, PairedTest, TokenRatio, mean_interval, on_grid, paired_test, token_ratio
+from r3.compare.statistics import (
+    Array,
+    PairedTest,
+    TokenRatio,
+    mean_interval,
+    on_grid,
+    paired_test,
+    smoothed,
+    token_ratio,
+    tokens_to_reach,
+)
 from r3.evaluate.passk import Estimate
 
 EDGE = 0.1
@@ -43,6 +53,7 @@ class Comparison:
         ]
         self.k = records[0].k
         self.problems = records[0].problems
+        self.level: float | None = plan.get("level")
         self.baseline: str = plan["baseline"] if plan["baseline"] in self.names else self.names[0]
         every = -(-plan["tokens"] // plan["evaluations"])
         self.grid = [min(place * every, plan["tokens"]) for place in range(plan["evaluations"] + 1)]
@@ -110,6 +121,10 @@ class Comparison:
         seeds = self.shared_seeds(name, baseline)
         ours, theirs = (self.curves(which, metric, seeds) for which in (name, baseline))
         return token_ratio(self.grid, ours, theirs)
+
+    def tokens_to(self, name: str, level: float) -> float:
+        """Tokens at which the smoothed mean curve over seeds first has this pass@1; infinity if it never does."""
+        return tokens_to_reach(self.grid, smoothed(self.curves(name, "pass@1").mean(axis=0)), level)
 
     def test(self, name: str, other: str, metric: str) -> PairedTest:
         """Difference of the final values, seed by seed."""

@@ -52,6 +52,8 @@ class Plan:
     """Points on the curve after the start, on the same grid of tokens for all."""
     baseline: str
     """The variant that the others are measured against."""
+    level: float | None = None
+    """A held-out pass@1 that the report gives the tokens to; it changes no cell."""
 
     @property
     def every(self) -> int:
@@ -97,6 +99,7 @@ class Plan:
             "tokens": self.tokens,
             "evaluations": self.evaluations,
             "baseline": self.baseline,
+            "level": self.level,
             "seeds": list(self.seeds),
             "common": {name: section for name, section in common.items() if name not in OWN},
             "variants": {
@@ -119,6 +122,7 @@ def make_plan(
     tokens: int,
     evaluations: int,
     baseline: str | None,
+    level: float | None = None,
 ) -> Plan:
     """The plan of a command line, every part of it checked before anything runs."""
     chosen = [_preset(name) for name in methods] + [parse_variant(text) for text in variants]
@@ -133,7 +137,9 @@ def make_plan(
         raise ConfigError(f"--baseline {first} is none of the variants: {', '.join(names)}")
     if evaluations > tokens:
         raise ConfigError(f"--evaluations {evaluations} are more than the --tokens {tokens}")
-    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(range(seeds)), tokens, evaluations, first)
+    if level is not None and not 0 < level < 1:
+        raise ConfigError(f"--level {level:g} is a pass@1 to reach: a share between 0 and 1")
+    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(range(seeds)), tokens, evaluations, first, level)
     for variant in chosen:
         _check_equal(plan, variant)
     return plan

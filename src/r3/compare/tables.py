@@ -85,11 +85,12 @@ def _tokens(c: Comparison) -> Table:
                 row += ["–", "–"]
                 continue
             found = c.token_ratio(name, reference)
-            row += ["not reached" if math.isinf(found.tokens) else f"{found.tokens:,.0f}", times(found.ratio)]
-        rows.append(row)
+            row += [_count(found.tokens), times(found.ratio)]
+        rows.append(row if c.level is None else [*row, _count(c.tokens_to(name, c.level))])
     header = ["method", "tokens generated", "steps"]
     for reference in references:
         header += [f"tokens to {reference}'s final pass@1", f"as a share of {reference}'s own"]
+    header += [] if c.level is None else [f"tokens to {c.level:.1%}"]
     return Table(
         "Tokens to reach the same accuracy",
         header,
@@ -98,6 +99,10 @@ def _tokens(c: Comparison) -> Table:
         "value. Intervals: 95 % percentile bootstrap over seeds, the same seeds drawn for both; with so few seeds they "
         "are too narrow. Not reached: not within the budget.",
     )
+
+
+def _count(tokens: float) -> str:
+    return "not reached" if math.isinf(tokens) else f"{tokens:,.0f}"
 
 
 def _groups(c: Comparison) -> Table:
