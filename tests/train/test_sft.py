@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from r3.cli import main
@@ -23,8 +22,7 @@ def recipe(folder: Path, **more: Any) -> list[str]:
         for i in range(40)
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = yaml.safe_load("{}") or {}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
+    (folder / "recipe.yaml").write_text("method: r3\n")
     settings = overrides(
         folder,
         task__path=folder / "rows.jsonl",
@@ -79,11 +77,21 @@ def test_the_same_seed_learns_the_same_and_a_killed_one_starts_again(tmp_path: P
     assert (tmp_path / "b" / "run" / "model" / "model.safetensors").exists()
 
 
+def test_it_leaves_a_training_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*recipe(tmp_path), "train.steps=1", "rollout.max_tokens=40"]
+    assert main(["train", "--quiet", *arguments[1:]]) == 0
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert main(arguments) == 2
+    assert "holds another run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"model__lora__enabled": "true"}, "r3 sft trains whole models"),
         ({"rollout__max_tokens": 3}, "no solution has at most rollout.max_tokens=3 tokens"),
-        ({"task__question_column": "solution", "task__path": "rows2.jsonl"}, "no written solutions"),
+        ({"task__path": "rows2.jsonl"}, "no written solutions"),
     ],
 )
 def test_data_that_cannot_be_learnt_from_is_refused(

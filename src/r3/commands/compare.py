@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=_positive, default=1, metavar="N", help="cells side by side (1)")
     add("--out", type=Path, metavar="DIR", help="where everything goes (compare/RECIPE)")
     add("--keep", action="store_true", help="keep checkpoints, buffers and rollouts of finished cells")
+    add("--no-report", action="store_true", help="only run the cells; no matplotlib is needed for that")
     add("--report-only", type=Path, metavar="DIR", help="only write the report of the comparison in DIR again")
     parser.set_defaults(run=run)
 
@@ -43,12 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     from r3.compare.report import write_report
     from r3.evaluate.curves import require_matplotlib
 
-    require_matplotlib()
+    if not arguments.no_report:
+        require_matplotlib()
     if arguments.report_only is not None:
         print("report:", *write_report(arguments.report_only)[:2])
         return 0
     code, out = _run_cells(arguments)
-    if any((out / "raw").glob("*-seed*.json")):
+    if not arguments.no_report and any((out / "raw").glob("*-seed*.json")):
         print("report:", *write_report(out)[:2])
     return code
 

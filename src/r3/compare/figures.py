@@ -69,13 +69,21 @@ def _draw(figure: Figure, folder: Path, formats: Sequence[str]) -> list[Path]:
         axes.set_title(figure.title)
         axes.set_xlabel("generated tokens (thousands)")
         axes.set_ylabel(figure.up)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, _top(figure))
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=8)
         paths = [folder / f"{figure.name}.{kind}" for kind in formats]
         for path, kind in zip(paths, formats, strict=True):
             canvas.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
     return paths
+
+
+def _top(figure: Figure) -> float | None:
+    """Room for the lines and most of their bands: with two or three seeds some bands fill any axis."""
+    highest = max((point.value for band in figure.bands.values() for point in band.points), default=0.0)
+    if highest <= 0:
+        return None
+    return min(100.0, 160 * highest) if figure.percent else 1.6 * highest
 
 
 def _line(axes: Any, label: str, band: Band, place: int, scale: float) -> None:

@@ -134,7 +134,13 @@ def _finish(plan: Plan, out: Path, cell: Cell, code: int, *, keep: bool, say: Sa
         say(f"{cell}: ended with exit code {code}; the same command goes on with it. {_last_line(cell.log)}")
         return False
     command = plan.command(cell.variant, cell.seed)
-    record = record_of(cell.directory, variant=cell.variant.name, seed=cell.seed, command=command, tokens=plan.tokens)
+    try:
+        record = record_of(
+            cell.directory, variant=cell.variant.name, seed=cell.seed, command=command, tokens=plan.tokens
+        )
+    except RunError as error:  # its numbers cannot be read; those of the others can
+        say(f"{cell}: {error}")
+        return False
     write_record(record, out)
     if not keep:
         _slim(cell.directory)

@@ -31,6 +31,8 @@ from r3.train.session import run_path
 from r3.train.update import Diverged
 
 log = logging.getLogger(__name__)
+KIND = "sft"
+"""In run.json: what tells a warm start's directory from that of an `r3 train`, which must not be begun again."""
 SHOWN = {"loss": "loss", "held-out loss": "heldout/loss", "grad norm": "grad_norm", "rate": "learning_rate"}
 
 
@@ -55,6 +57,10 @@ def warm_start(config: Config) -> WarmStart:
         raise ConfigError(
             f"{directory_path} holds a finished warm start; use it (model.path={model_path}) or choose another run.dir"
         )
+    if config.model.lora.enabled:
+        raise ConfigError(
+            "r3 sft trains whole models: set model.lora.enabled=false (r3 train can add adapters to its model)"
+        )
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
@@ -71,11 +77,15 @@ def warm_start(config: Config) -> WarmStart:
 
 
 def _directory(path: Path, config: Config) -> RunDirectory:
-    if RunFiles(path).info_path.exists():
-        if RunFiles(path).read_config() != dump(config):
-            raise ConfigError(f"{path}: holds a run with other settings; choose another run.dir")
+    """A new run directory, or that of a warm start with the same settings that was cut off."""
+    files = RunFiles(path)
+    if files.info_path.exists():
+        if files.read_info().get("kind") != KIND or files.read_config() != dump(config):
+            raise ConfigError(f"{path}: holds another run, or one with other settings; choose another run.dir")
         return RunDirectory.open(path)
-    return RunDirectory.create(path, dump(config), seed=config.run.seed)
+    directory = RunDirectory.create(path, dump(config), seed=config.run.seed)
+    directory.update_info(kind=KIND)
+    return directory
 
 
 def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Trajectory], int]:
@@ -84,8 +94,14 @@ def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Tr
     try:
         check_task(task)
         check_template(config, any(not isinstance(query.prompt, str) for query in task.train), policy.tokenizer)
+        if not policy.stop_tokens:
+            raise ConfigError(
+                f"model.path={config.model.path}: its tokenizer names no end-of-text token; set eos_token"
+            )
         made = [example(query, policy) for query in task.train]
-        kept = [one for one in made if one is not None and len(one.response) <= config.rollout.max_tokens]
+        room = policy.max_context or math.inf
+        fits = [one for one in made if one is not None and len(one) <= room]
+        kept = [one for one in fits if len(one.response) <= config.rollout.max_tokens]
         if not any(made):
             raise ConfigError(
                 f"task {task.name!r} has no written solutions: its rows need a column 'solution' (or 'response')"
