@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from r3.cli import main
+from r3.compare.runner import held
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900
@@ -143,6 +144,14 @@ def test_the_report_comes_from_the_raw_files_alone(compared: tuple[Path, Path, s
     commands = [line for line in report.splitlines() if line.startswith("r3 train ")]
     assert len(commands) == 2
     assert f"train.tokens={TOKENS}" in shlex.split(commands[0])
+
+
+def test_one_comparison_at_a_time_in_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    with held(out):
+        assert main(arguments(tmp_path, out)) == 1
+    assert "in use by process" in capsys.readouterr().err
+    assert not (out / "raw").exists()
 
 
 def test_without_a_comparison_there_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

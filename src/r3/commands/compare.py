@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
     from r3.cli import FAILED, SIGNALS
     from r3.compare.plan import make_plan, save_plan
-    from r3.compare.runner import run_cells
+    from r3.compare.runner import held, run_cells
     from r3.config import ConfigError
 
     recipe, overrides = arguments.recipe, list(arguments.overrides)
@@ -78,8 +78,9 @@ def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
         level=arguments.level,
     )
     out = arguments.out or Path("compare") / (Path(recipe).stem if recipe else "embedded")
-    save_plan(plan, out)
-    done = run_cells(plan, out, jobs=arguments.jobs, keep=arguments.keep, say=_say)
+    with held(out):
+        save_plan(plan, out)
+        done = run_cells(plan, out, jobs=arguments.jobs, keep=arguments.keep, say=_say)
     if done.stopped_by is not None:
         _say(f"stopped by {done.stopped_by}; the same command goes on")
         return SIGNALS[done.stopped_by], out

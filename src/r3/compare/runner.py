@@ -58,7 +58,7 @@ def cells_of(plan: Plan, out: Path) -> list[Cell]:
 
 
 def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outcome:
-    """Run what is not finished yet, `jobs` at a time; a failed cell is told of and the others go on."""
+    """Run what is not finished yet, `jobs` at a time; a failed cell is told of and the others go on. Inside `held`."""
     every = cells_of(plan, out)
     waiting = [cell for cell in every if not record_path(out, cell.variant.name, cell.seed).exists()]
     if len(waiting) < len(every):
@@ -66,7 +66,7 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
     running: list[tuple[Cell, subprocess.Popen[bytes]]] = []
     failed: list[Cell] = []
     asked = False
-    with _held(out), StopRequested() as stop:
+    with StopRequested() as stop:
         try:
             while running or (waiting and not stop):
                 while waiting and len(running) < jobs and not stop:
@@ -91,7 +91,7 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
 
 
 @contextmanager
-def _held(out: Path) -> Iterator[None]:
+def held(out: Path) -> Iterator[None]:
     """One comparison at a time in a directory."""
     out.mkdir(parents=True, exist_ok=True)
     try:
