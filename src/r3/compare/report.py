@@ -70,10 +70,10 @@ def _setting(c: Comparison) -> list[str]:
     """What was held equal, in words; and what is not there yet."""
     common = c.plan["common"]
     model, task, train, rollout = (common[name] for name in ("model", "task", "train", "rollout"))
-    record = c.records[c.names[0]][0]
+    record, seeds = c.records[c.names[0]][0], len(c.plan["seeds"])
     said = [
         f"Recipe {c.plan['recipe'] or 'embedded default'}, model {model['path']}, task {_task_name(task)}; "
-        f"{c.plan['tokens']:,} generated tokens a cell, {len(c.plan['seeds'])} seeds; "
+        f"{c.plan['tokens']:,} generated tokens a cell, {seeds} seed{'' if seeds == 1 else 's'}; "
         f"{train['queries_per_step']} queries × {rollout['group_size']} answers a step, "
         f"at most {rollout['max_tokens']} tokens each, learning rate {train['learning_rate']:g}. Equal for all "
         f"methods; the tokens of reflection groups and of resampled groups count. "

@@ -139,6 +139,9 @@ class RankingSettings(Switchable):
     """Rank the truncated answers (the paper's method section) or every failed one (its abstract's wording)."""
     centred: bool = False
     """Pay the rewards less their mean, so that being cut is not in itself better than a complete wrong answer."""
+    standardised: bool = True
+    """Divide a group that has ranking rewards alone by its standard deviation too (Eq. 1), which makes them as large as
+    a right answer's whatever R_max is; false leaves them at their own size."""
     anneal_updates: int | None = Field(None, ge=1)
     """R_max falls in a line to 0 over so many optimiser updates: exploration is paid for early on; None: it stays."""
 

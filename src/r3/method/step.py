@@ -16,6 +16,8 @@ Departures from the paper, and choices it leaves open:
 - All truncated answers tied: no ranking reward is paid, or being cut would by itself outrank a complete wrong answer.
 - The paper pays truncated answers at least 0, their mean above it, and complete wrong ones 0: with many solve-none
   groups a policy learns to be cut. `ranking.centred` takes the mean off and leaves only the order.
+- Eq. 1 divides by the standard deviation, so that in a group with ranking rewards alone R_max cancels: they then pull
+  as hard as right answers do elsewhere. `ranking.standardised` = false leaves such a group's advantages undivided.
 - `mask_truncated` takes truncated samples out of the loss and out of its denominators, not out of the baseline.
 """
 
@@ -143,11 +145,12 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
     replay = choose_replay(group, history, settings.replay, policy_version=version, rng=rng)
     rewards = [sample.reward for sample in ranked_group.samples] + [outcome_reward(s) for s in replay.samples]
     options = settings.advantage
+    ranking_alone = ranked > 0 and not replay.samples
     advantages = group_advantages(
         rewards,
         alpha=options.alpha if replay.samples else 1.0,
         eps=options.eps,
-        scale=options.scale,
+        scale="none" if ranking_alone and not settings.ranking.standardised else options.scale,
         baseline=options.baseline,
         cap=options.cap,
     )
