@@ -26,6 +26,8 @@ ALLOWED = {
     "tasks": {"samples", "config", "verify"},
     "view": {"method", "run", "buffer"},
     "evaluate": {"samples", "rollout", "tasks", "run", "verify"},
+    "models": {"config"},
+    "compare": {"config", "method", "run", "locks", "evaluate"},
 }
 
 

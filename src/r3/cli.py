@@ -23,6 +23,7 @@ examples:
   r3 train recipes/deepscaler-1.5b.yaml       the paper's setting
   r3 train --resume runs/r3-arithmetic-0      go on with a stopped run
   r3 view runs/r3-arithmetic-0                look at it in a browser, also while it runs
+  r3 compare RECIPE --seeds 3 --tokens 1000000    GRPO, DAPO, R³ and its ablations on equal generated tokens
 
 exit codes:
   0 done, 1 failed while running, 2 bad input, 3 diverged, 130 or 143 stopped by a signal after a checkpoint
@@ -84,7 +85,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"r3 {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(commands)
+    _add_sft(commands)
     _add_eval(commands)
+    _add_compare(commands)
+    _add_models(commands)
     _add_verify(commands)
     _add_data(commands)
     _add_buffer(commands)
@@ -150,6 +154,33 @@ def _run_training(config: object, arguments: argparse.Namespace) -> int:
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]
 
 
+def _add_sft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sft = commands.add_parser(
+        "sft",
+        help="a supervised warm start on written solutions, before r3 train",
+        description="Train on a task's written solutions and write a Hugging Face folder that model.path takes.",
+    )
+    sft.add_argument("recipe", metavar="RECIPE.yaml", help="a recipe, as for r3 train; its method is not used")
+    sft.add_argument("overrides", nargs="*", metavar="key=value", help="settings over the recipe's")
+    sft.set_defaults(run=_sft)
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from r3.config import load_config
+
+    config = load_config(Path(arguments.recipe), list(arguments.overrides))
+    from r3.train.sft import warm_start
+
+    done = warm_start(config)
+    if done.stopped_by is not None:
+        print(f"r3: stopped by {done.stopped_by}; nothing was kept, the same command starts again", file=sys.stderr)
+        return SIGNALS[done.stopped_by]
+    before, after = done.losses
+    print(f"{done.examples:,} solutions ({done.too_long:,} too long); held-out loss a token {before:.3f} → {after:.3f}")
+    print(f"written: {done.model}; reinforce it with r3 train RECIPE model.path={done.model}")
+    return 0
+
+
 def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from r3.commands.eval import add_arguments
 
@@ -164,6 +195,19 @@ def _add_view(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_view_arguments(commands.add_parser("view", help=text, description=f"{text[0].upper()}{text[1:]}."))
     text = "look at a run in the terminal"
     add_show_arguments(commands.add_parser("show", help=text, description=f"{text[0].upper()}{text[1:]}."))
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from r3.commands.compare import add_arguments
+
+    text = "methods against each other on equal budgets of generated tokens"
+    add_arguments(commands.add_parser("compare", help=text, description=f"{text[0].upper()}{text[1:]}, with a report."))
+
+
+def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from r3.commands.models import add_arguments
+
+    add_arguments(commands.add_parser("models", help="real models without a model hub: list, fetch"))
 
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -60,17 +60,27 @@ class ModelSettings(Settings):
 class TaskSettings(Settings):
     """Where the queries come from and who judges the answers."""
 
-    name: Literal["arithmetic", "file"] = "arithmetic"
-    """'arithmetic' is embedded; 'file' reads a file of yours or a maths set by name."""
+    name: Literal["arithmetic", "graded-arithmetic", "reasoning-gym", "file"] = "arithmetic"
+    """'arithmetic' is for the embedded model, 'graded-arithmetic' the like for any chat model; 'reasoning-gym' has
+    puzzles of many families (needs r3-rl[reasoning-gym]); 'file' reads a file of yours or a maths set by name."""
     difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
-    """arithmetic: how many terms the sums have."""
+    """arithmetic, graded-arithmetic: how many terms the sums have."""
     size: int = Field(256, ge=1)
-    """arithmetic: how many training problems."""
+    """Made tasks (all but file): how many training problems."""
+    split: Literal["train", "warm"] = "train"
+    """graded-arithmetic, reasoning-gym: which problems to train on; 'warm' are others, for a supervised warm start."""
+    family: str | None = None
+    """reasoning-gym: the family of puzzles, e.g. letter_counting, number_sorting, knights_knaves."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """reasoning-gym: the family's own settings, e.g. {n_people: 2}."""
     path: str | None = None
     """file: a JSONL, JSON or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a
     data set of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
     heldout_path: str | None = None
     """file: the evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
+    rows: tuple[int, int] | None = None
+    """file: only the rows of `path` from the first number (from 0) up to the second, e.g. to warm-start on some and
+    reinforce on others."""
     heldout: int = Field(512, ge=0)
     """How many problems are kept apart for evaluation."""
     id_column: str = "id"
@@ -80,7 +90,7 @@ class TaskSettings(Settings):
     answer_column: str = "answer"
     """file: column of the reference answer."""
     instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
-    """file: appended to every question."""
+    """Appended to every question (not for arithmetic)."""
     min_difficulty: float | None = None
     """file: leave out problems whose column `difficulty` is below this (deepscaler: 0 to 100)."""
     max_difficulty: float | None = None
@@ -93,7 +103,7 @@ class TaskSettings(Settings):
     caged: bool = False
     """file: run your own function in killable worker processes with a time and a memory limit."""
     chat: bool = True
-    """file: put the question through the tokenizer's chat template."""
+    """Put the question through the tokenizer's chat template (not for arithmetic)."""
 
 
 class RolloutSettings(Settings):
@@ -126,6 +136,8 @@ class TrainSettings(Settings):
     """Passes over the task."""
     steps: int | None = Field(None, ge=1)
     """Stop after so many steps, whatever epochs says."""
+    tokens: int | None = Field(None, ge=1)
+    """Stop at the end of the step in which so many tokens have been generated (reflection and resampling included)."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimiser updates per batch of rollouts."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -160,6 +172,10 @@ class EvaluateSettings(Settings):
 
     every: int = Field(0, ge=0)
     """Evaluate every so many steps; 0 only before and after."""
+    every_tokens: int = Field(0, ge=0)
+    """Evaluate whenever so many more tokens have been generated in training; 0 to count steps alone."""
+    samples: int = Field(1, ge=1)
+    """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature of the evaluation; 0 is greedy."""
 
@@ -203,9 +219,20 @@ class Config(Settings):
     run: RunSettings = Field(default_factory=RunSettings)
 
     @model_validator(mode="after")
-    def _file_needs_a_path(self) -> Config:
+    def _task_is_named_in_full(self) -> Config:
         if self.task.name == "file" and self.task.path is None:
             raise ValueError("task.name=file needs task.path: a JSONL, JSON or Parquet file, or the name of a set")
+        if self.task.name == "reasoning-gym" and self.task.family is None:
+            raise ValueError("task.name=reasoning-gym needs task.family, e.g. letter_counting or knights_knaves")
+        return self
+
+    @model_validator(mode="after")
+    def _decay_needs_an_end(self) -> Config:
+        if self.train.tokens is not None and self.train.decay != "constant":
+            raise ValueError(
+                f"train.decay={self.train.decay} falls over a known number of steps, and train.tokens leaves it open: "
+                "set train.decay=constant, or train.steps instead of train.tokens"
+            )
         return self
 
 

@@ -119,3 +119,12 @@ def test_a_replayed_failure_leaves_its_old_ranking_reward_behind() -> None:
 def test_unverified_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="verify it first"):
         choose_replay(make_group([make_sample(None)]), [], ReplaySettings(), policy_version=0)
+
+
+@given(st.lists(samples_of(outcome=True), min_size=1, max_size=8), st.integers(1, 5))
+def test_without_distinct_the_newest_join_repeated_or_not(history: list[Sample], k: int) -> None:
+    group = make_group([make_sample(False)] * 3)
+    settings = ReplaySettings(k=k, distinct=False)
+    chosen = choose_replay(group, history, settings, policy_version=20).samples
+    versions = sorted((s.policy_version for s in history), reverse=True)
+    assert [s.policy_version for s in chosen] == versions[:k]

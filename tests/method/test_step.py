@@ -203,3 +203,31 @@ def test_every_ablation_turns_off_one_mechanism() -> None:
 def test_unverified_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="verify it first"):
         step([make_group([make_sample(None)])], MethodSettings())
+
+
+@given(BATCH, st.integers(0, 40), st.integers(1, 30))
+def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group, ...], version: int, over: int) -> None:
+    def paid(**ranking: Any) -> list[list[float]]:
+        settings = MethodSettings(name="r3", replay=False, ranking={"centred": True, **ranking})
+        found = step(batch, settings, policy_version=version).groups
+        return [[s.reward_parts.get("ranking", 0.0) for s in mixed.group.samples] for mixed in found]
+
+    share = max(0.0, 1 - version / over)
+    for whole, part in zip(paid(), paid(anneal_updates=over), strict=True):
+        assert part == pytest.approx([share * reward for reward in whole], abs=1e-9)
+
+
+@given(BATCH, HISTORY)
+def test_ranking_rewards_alone_may_keep_their_own_size(
+    batch: tuple[Group, ...], history: dict[str, list[Sample]]
+) -> None:
+    whole = step(batch, MethodSettings(name="r3"), history=history, policy_version=20)
+    own = step(batch, MethodSettings(name="r3", ranking={"standardised": False}), history=history, policy_version=20)
+    for one, other in zip(whole.groups, own.groups, strict=True):
+        assert one.rewards == other.rewards
+        if any(one.group.outcomes) or one.replay.samples or not one.ranked:
+            assert one.advantages == other.advantages
+        else:
+            mean = statistics.fmean(other.rewards)
+            assert other.advantages == pytest.approx([reward - mean for reward in other.rewards], abs=1e-9)
+            assert max(map(abs, other.advantages)) <= MethodSettings().ranking.max_reward

@@ -6,31 +6,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r3.evaluate.intervals import Accuracy
+from r3.evaluate.intervals import wilson
+from r3.evaluate.passk import estimate, pass_at_k
 from r3.rollout.protocol import Engine, Request, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks.base import Task
+
+RESAMPLES = 1_000
+"""Of the interval over problems: an evaluation during training is one of many."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
     """What an evaluation found."""
 
-    accuracy: Accuracy
+    right: Sequence[int]
+    """Right answers to each problem."""
+    samples: int
+    """Answers to each problem."""
     truncated: float
     mean_tokens: float
 
+    @property
+    def total(self) -> int:
+        return len(self.right) * self.samples
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of pass@1. Several answers to one problem are alike: then it is problems that are drawn again."""
+        if self.samples == 1:
+            return wilson(sum(self.right), self.total)
+        found = estimate([right / self.samples for right in self.right], seed=0, resamples=RESAMPLES)
+        return found.low, found.high
+
     def metrics(self) -> dict[str, float]:
-        low, high = self.accuracy.interval
-        return {
-            "heldout/accuracy": self.accuracy.share,
-            "heldout/right": self.accuracy.right,
-            "heldout/total": self.accuracy.total,
+        low, high = self.interval
+        found = {
+            "heldout/accuracy": sum(self.right) / self.total,
+            "heldout/right": sum(self.right),
+            "heldout/total": self.total,
             "heldout/low": low,
             "heldout/high": high,
             "heldout/truncated": self.truncated,
             "heldout/tokens": self.mean_tokens,
         }
+        if self.samples > 1:
+            k = self.samples
+            passed = sum(pass_at_k(k, right, k) for right in self.right) / len(self.right)
+            found |= {"heldout/samples": k, f"heldout/pass@{k}": passed}
+        return found
 
 
 def evaluate(
@@ -40,17 +64,19 @@ def evaluate(
     tokenizer: Any,
     sampling: Sampling,
     *,
+    samples: int = 1,
     seed: int,
 ) -> HeldOut:
-    """Answer every prompt once and count the right answers. The same seed asks in the same way."""
-    requests = [Request(tokens, 1, seed + place) for place, (_, tokens) in enumerate(prompts)]
-    right = truncated = tokens = answers = 0
+    """Answer every prompt `samples` times and count the right answers. The same seed asks in the same way."""
+    requests = [Request(tokens, samples, seed + place) for place, (_, tokens) in enumerate(prompts)]
+    right = [0] * len(prompts)
+    truncated = tokens = 0
     for response in engine.generate(requests, sampling):
-        answers += 1
         tokens += len(response.tokens)
         if response.finish == "length":
             truncated += 1
             continue
         text = tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
-        right += task.verify(prompts[response.request][0], text).right
-    return HeldOut(Accuracy(right, answers), truncated / max(1, answers), tokens / max(1, answers))
+        right[response.request] += task.verify(prompts[response.request][0], text).right
+    answers = max(1, len(prompts) * samples)
+    return HeldOut(right, samples, truncated / answers, tokens / answers)

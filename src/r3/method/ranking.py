@@ -12,6 +12,7 @@ Departures from the paper, and choices it leaves open:
 - Tied scores share the mean of their ranks' rewards: the order of sampling must not pay.
 - N = 1 gets 0: there is nothing to rank it against. All tied get equal rewards: no order is invented.
 - R_max stays below a right answer's reward (settings enforce it).
+- R_max may be annealed (`annealed`), so that entropy is paid for only while there is little else to learn from.
 - Which samples are ranked (truncated ones, or all failed ones) is `step`'s business.
 """
 
@@ -43,6 +44,15 @@ def structural_entropy_rewards(
         return [0.0] * n
     peaks_N, globals_N = structure(entropies, peak_fraction=peak_fraction)
     return [float(r) for r in ranked_rewards(dominance_scores(peaks_N, globals_N), max_reward=max_reward)]
+
+
+def annealed(max_reward: float, updates: int, over: int | None) -> float:
+    """R_max after so many optimiser updates: in a line to 0 `over` so many, or as it is.
+
+    >>> annealed(0.1, 50, 100), annealed(0.1, 300, 100), annealed(0.1, 300, None)
+    (0.05, 0.0, 0.1)
+    """
+    return max_reward if over is None else max_reward * max(0.0, 1 - updates / over)
 
 
 def structure(entropies: Sequence[npt.ArrayLike], *, peak_fraction: float) -> tuple[Array, Array]:

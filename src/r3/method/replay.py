@@ -8,7 +8,7 @@ Departures from the paper, and choices it leaves open:
 - Homogeneity is decided on right/wrong, never on the shaped reward, which differs even among right answers.
 - Samples older than `max_age` updates stay out: very old data costs more than it teaches.
 - Different texts come first; a repeated text joins only where fewer than k different ones exist. Replaying one easy
-  success over and over is how modes collapse.
+  success over and over is how modes collapse. (`distinct` = false takes them as they come.)
 - Newest first by default; `random` draws from the given history with a generator seeded by the caller.
 - Reflection groups take no replay: their prompt shows a past attempt, which answers to other prompts do not answer.
 - A replayed wrong answer comes back with the reward of its outcome alone: a ranking reward compared it with the
@@ -72,7 +72,8 @@ def choose_replay(
     if not young:
         return Replay((), "too_old")
     ordered = _ordered(young, settings, rng)
-    return Replay(tuple(_distinct_first(ordered)[: settings.k]), "joined")
+    chosen = _distinct_first(ordered) if settings.distinct else ordered
+    return Replay(tuple(chosen[: settings.k]), "joined")
 
 
 def is_young(sample: Sample, settings: ReplaySettings, policy_version: int) -> bool:

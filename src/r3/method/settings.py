@@ -89,6 +89,8 @@ class ReplaySettings(Switchable):
     """Newest first (closest to the current policy), or a seeded draw from the candidates."""
     candidates: int = Field(8, ge=1)
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
+    distinct: bool = True
+    """Different texts first; false takes them as they come, one easy success again and again if need be."""
 
 
 DEFAULT_GUIDANCE = (
@@ -137,6 +139,11 @@ class RankingSettings(Switchable):
     """Rank the truncated answers (the paper's method section) or every failed one (its abstract's wording)."""
     centred: bool = False
     """Pay the rewards less their mean, so that being cut is not in itself better than a complete wrong answer."""
+    standardised: bool = True
+    """Divide a group that has ranking rewards alone by its standard deviation too (Eq. 1), which makes them as large as
+    a right answer's whatever R_max is; false leaves them at their own size."""
+    anneal_updates: int | None = Field(None, ge=1)
+    """R_max falls in a line to 0 over so many optimiser updates: exploration is paid for early on; None: it stays."""
 
 
 class ResampleSettings(Switchable):

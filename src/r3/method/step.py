@@ -16,6 +16,8 @@ Departures from the paper, and choices it leaves open:
 - All truncated answers tied: no ranking reward is paid, or being cut would by itself outrank a complete wrong answer.
 - The paper pays truncated answers at least 0, their mean above it, and complete wrong ones 0: with many solve-none
   groups a policy learns to be cut. `ranking.centred` takes the mean off and leaves only the order.
+- Eq. 1 divides by the standard deviation, so that in a group with ranking rewards alone R_max cancels: they then pull
+  as hard as right answers do elsewhere. `ranking.standardised` = false leaves such a group's advantages undivided.
 - `mask_truncated` takes truncated samples out of the loss and out of its denominators, not out of the baseline.
 """
 
@@ -31,7 +33,7 @@ from typing import Literal
 import numpy as np
 
 from r3.method.advantage import group_advantages
-from r3.method.ranking import structural_entropy_rewards
+from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import Replay, choose_replay, outcome_reward
 from r3.method.settings import MethodSettings, ObjectiveSettings
 from r3.samples import Group, IntArray, Sample
@@ -135,7 +137,7 @@ def step(
 
 
 def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, version: int, seed: int) -> MixedGroup:
-    ranked_group, ranked = _rank(group, settings)
+    ranked_group, ranked = _rank(group, settings, version)
     # Seeded by query, so that the choice does not depend on which other groups are in the batch.
     rng = None
     if settings.replay.order == "random":
@@ -143,18 +145,19 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
     replay = choose_replay(group, history, settings.replay, policy_version=version, rng=rng)
     rewards = [sample.reward for sample in ranked_group.samples] + [outcome_reward(s) for s in replay.samples]
     options = settings.advantage
+    ranking_alone = ranked > 0 and not replay.samples
     advantages = group_advantages(
         rewards,
         alpha=options.alpha if replay.samples else 1.0,
         eps=options.eps,
-        scale=options.scale,
+        scale="none" if ranking_alone and not settings.ranking.standardised else options.scale,
         baseline=options.baseline,
         cap=options.cap,
     )
     return MixedGroup(ranked_group, replay, tuple(rewards), tuple(advantages), ranked)
 
 
-def _rank(group: Group, settings: MethodSettings) -> tuple[Group, int]:
+def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[Group, int]:
     """The group with SERR added to its truncated (or failed) samples, if it solved none; and how many were ranked."""
     ranking = settings.ranking
     if not ranking.enabled or not group.solve_none:
@@ -166,7 +169,7 @@ def _rank(group: Group, settings: MethodSettings) -> tuple[Group, int]:
     paid = structural_entropy_rewards(
         [h for h in entropies if h is not None],
         peak_fraction=ranking.peak_fraction,
-        max_reward=ranking.max_reward,
+        max_reward=annealed(ranking.max_reward, version, ranking.anneal_updates),
     )
     if len(paid) < 2 or min(paid) == max(paid):
         return group, 0

@@ -20,6 +20,14 @@ def load_task(settings: TaskSettings, seed: int, length: Callable[[Query], int] 
         from r3.tasks.arithmetic import ArithmeticTask
 
         return ArithmeticTask(settings, seed)
+    if settings.name == "graded-arithmetic":
+        from r3.tasks.graded import GradedArithmeticTask
+
+        return GradedArithmeticTask(settings, seed)
+    if settings.name == "reasoning-gym":
+        from r3.tasks.gym import ReasoningGymTask
+
+        return ReasoningGymTask(settings, seed)
     from r3.tasks.files import FileTask
 
     return FileTask(settings, length)

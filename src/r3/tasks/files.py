@@ -23,7 +23,7 @@ class FileTask:
     def __init__(self, settings: TaskSettings, length: Callable[[Query], int] | None = None) -> None:
         assert settings.path is not None  # the config was validated
         self._settings = settings
-        queries = _load(settings.path, settings)
+        queries = _rows(_load(settings.path, settings), settings)
         heldout = [] if settings.heldout_path is None else _load(settings.heldout_path, settings)[: settings.heldout]
         if settings.heldout_path is None:
             queries, heldout = _cut(queries, settings)
@@ -60,6 +60,19 @@ def _load(name: str, settings: TaskSettings) -> list[Query]:
         hub, _, split = name.removeprefix(HUB).partition("@")
         return load_hub(hub, split=split or "train", columns=columns, prompting=prompting)
     return load_file(Path(name), columns=columns, prompting=prompting)
+
+
+def _rows(queries: list[Query], settings: TaskSettings) -> list[Query]:
+    """The rows that are asked for."""
+    if settings.rows is None:
+        return queries
+    first, end = settings.rows
+    if not 0 <= first < end <= len(queries):
+        raise TaskError(
+            f"task.rows={list(settings.rows)}: {settings.path} has rows 0 to {len(queries)}; give a first row and an "
+            "end behind it, within these"
+        )
+    return queries[first:end]
 
 
 def _cut(queries: list[Query], settings: TaskSettings) -> tuple[list[Query], list[Query]]:

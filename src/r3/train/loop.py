@@ -168,7 +168,9 @@ class Trainer:
         if not ids:
             return {}
         settings = self.config.method.replay
-        young = self.buffer.history(ids, outcome=outcome, limit=settings.candidates, since_version=since, distinct=True)
+        young = self.buffer.history(
+            ids, outcome=outcome, limit=settings.candidates, since_version=since, distinct=settings.distinct
+        )
         # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
         bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
         older = self.buffer.history(bare, outcome=outcome, limit=1) if bare else {}

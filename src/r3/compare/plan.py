@@ -1,0 +1,223 @@
+"""What is compared: variants × seeds of one recipe, each cell an ordinary `r3 train` with the same token budget.
+
+A variant may differ from the others in the method and its buffer alone. Everything else (model, task, learning rate,
+lengths, evaluation) comes from the one recipe, or the comparison would not be of methods.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r3.config import Config, ConfigError, load_config
+from r3.method.settings import METHODS
+from r3.run.files import write_atomically
+
+FORMAT = 1
+OWN = ("method", "buffer")
+"""Sections of the config in which variants may differ."""
+MACHINE = ("run.", "model.device", "rollout.engine", "rollout.max_rows")
+"""Settings that say where and how fast a cell runs, not what it measures."""
+DERIVED = ("train.tokens", "evaluate.every_tokens")
+"""Settings that the plan makes from its own."""
+ENDLESS = ("train.steps=null", "train.epochs=1000000")
+"""The token budget alone ends a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A method by the name it has in the report, as overrides of the recipe."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A comparison, as the command line asks for it."""
+
+    recipe: str | None
+    """Path of the recipe; None for the embedded default."""
+    overrides: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    tokens: int
+    """Generated tokens that every cell may spend."""
+    evaluations: int
+    """Points on the curve after the start, on the same grid of tokens for all."""
+    baseline: str
+    """The variant that the others are measured against."""
+    level: float | None = None
+    """A held-out pass@1 that the report gives the tokens to; it changes no cell."""
+
+    @property
+    def every(self) -> int:
+        """Tokens between two evaluations."""
+        return max(1, -(-self.tokens // self.evaluations))
+
+    @property
+    def cells(self) -> list[tuple[Variant, int]]:
+        """Seed by seed, so that a comparison stopped half-way has whole seeds to compare."""
+        return [(variant, seed) for seed in self.seeds for variant in self.variants]
+
+    def settings(self, variant: Variant, seed: int, directory: Path | str) -> list[str]:
+        """The `key=value` settings of a cell, over the recipe's."""
+        return [
+            *self.overrides,
+            *variant.overrides,
+            *ENDLESS,
+            f"train.tokens={self.tokens}",
+            f"evaluate.every_tokens={self.every}",
+            f"run.seed={seed}",
+            f"run.dir={directory}",
+        ]
+
+    def command(self, variant: Variant, seed: int) -> str:
+        """The cell as a command to type: what its number comes from."""
+        recipe = [] if self.recipe is None else [self.recipe]
+        settings = self.settings(variant, seed, f"runs/{variant.name}-{seed}")
+        return shlex.join(["r3", "train", *recipe, *settings])
+
+    def config(self, variant: Variant) -> Config:
+        """The resolved config of a variant (with the first seed)."""
+        recipe = None if self.recipe is None else Path(self.recipe)
+        return load_config(recipe, self.settings(variant, self.seeds[0], "cells"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan with all that its numbers depend on, for the raw files."""
+        configs = {variant.name: self.config(variant).model_dump(mode="json") for variant in self.variants}
+        common = next(iter(configs.values()))
+        return {
+            "format": FORMAT,
+            "recipe": self.recipe,
+            "overrides": list(self.overrides),
+            "tokens": self.tokens,
+            "evaluations": self.evaluations,
+            "baseline": self.baseline,
+            "level": self.level,
+            "seeds": list(self.seeds),
+            "common": {name: section for name, section in common.items() if name not in OWN},
+            "variants": {
+                variant.name: {
+                    "overrides": list(variant.overrides),
+                    **{name: configs[variant.name][name] for name in OWN},
+                }
+                for variant in self.variants
+            },
+        }
+
+
+def make_plan(
+    recipe: str | None,
+    overrides: Sequence[str],
+    *,
+    methods: Sequence[str],
+    variants: Sequence[str],
+    seeds: int,
+    tokens: int,
+    evaluations: int,
+    baseline: str | None,
+    level: float | None = None,
+) -> Plan:
+    """The plan of a command line, every part of it checked before anything runs."""
+    chosen = [_preset(name) for name in methods] + [parse_variant(text) for text in variants]
+    names = [variant.name for variant in chosen]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"two variants are called {twice[0]!r}; give each --variant a name of its own")
+    if not chosen:
+        raise ConfigError("nothing to compare: name some --methods, or a --variant name=preset,key=value")
+    first = baseline or ("grpo" if "grpo" in names else names[0])
+    if first not in names:
+        raise ConfigError(f"--baseline {first} is none of the variants: {', '.join(names)}")
+    if evaluations > tokens:
+        raise ConfigError(f"--evaluations {evaluations} are more than the --tokens {tokens}")
+    if level is not None and not 0 < level < 1:
+        raise ConfigError(f"--level {level:g} is a pass@1 to reach: a share between 0 and 1")
+    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(range(seeds)), tokens, evaluations, first, level)
+    for variant in chosen:
+        _check_equal(plan, variant)
+    return plan
+
+
+def _preset(name: str) -> Variant:
+    if name not in METHODS:
+        raise ConfigError(f"--methods: no method {name!r}; there are {', '.join(METHODS)}")
+    return Variant(name, (f"method={name}",))
+
+
+def parse_variant(text: str) -> Variant:
+    """A variant from `name=preset,key=value,…`; commas inside a value's brackets do not end it.
+
+    >>> parse_variant("young=r3,method.replay.max_age=8").overrides
+    ('method=r3', 'method.replay.max_age=8')
+    """
+    name, equals, rest = text.partition("=")
+    preset, *overrides = re.split(r",(?=[\w.]+=)", rest)
+    if not equals or not re.fullmatch(r"[\w.-]+", name) or "=" in preset:
+        raise ConfigError(
+            f"--variant is written name=preset,key=value,… (e.g. young=r3,method.replay.max_age=8), not {text!r}"
+        )
+    for override in overrides:
+        section = override.partition("=")[0].split(".")[0]
+        if section not in OWN:
+            raise ConfigError(
+                f"--variant {name}: {override.partition('=')[0]} is not part of the method; variants may differ in "
+                f"{' and '.join(f'{own}.*' for own in OWN)} alone, all else is set once for every method"
+            )
+    return Variant(name, (*_preset(preset).overrides, *overrides))
+
+
+def _check_equal(plan: Plan, variant: Variant) -> None:
+    config = plan.config(variant)
+    if config.task.heldout == 0 and config.task.heldout_path is None:
+        raise ConfigError("task.heldout=0: a comparison is of held-out accuracy; keep some problems apart")
+
+
+def save_plan(plan: Plan, out: Path) -> dict[str, Any]:
+    """Write the plan, or add new variants and seeds to the one that lies there; refuse one that changes it."""
+    path = out / "raw" / "plan.json"
+    fresh = plan.as_dict()
+    if path.exists():
+        fresh = _merged(json.loads(path.read_bytes()), fresh, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(fresh, indent=1, ensure_ascii=False) + "\n").encode())
+    return fresh
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, Any]:
+    keys = ("tokens", "evaluations", "common")
+    before, after = ({key: plan[key] for key in keys} for plan in (old, new))
+    changed = differing(before, after)
+    for name in old["variants"].keys() & new["variants"].keys():
+        was, now = ({own: plan["variants"][name][own] for own in OWN} for plan in (old, new))
+        changed += [f"{name}: {key}" for key in differing(was, now)]
+    changed = [key for key in changed if not key.removeprefix("common.").startswith((*MACHINE, *DERIVED))]
+    if changed:
+        raise ConfigError(
+            f"{out} holds a comparison made otherwise ({', '.join(changed)}); choose another --out, or give the same "
+            "settings to continue it"
+        )
+    seeds = sorted({*old["seeds"], *new["seeds"]})
+    return {**new, "common": old["common"], "seeds": seeds, "variants": {**old["variants"], **new["variants"]}}
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ, with both values.
+
+    >>> differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    ['a.c 2 → 3']
+    """
+    found: list[str] = []
+    for key in dict.fromkeys([*before, *after]):
+        one, other = before.get(key), after.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            found.append(f"{prefix}{key} {one} → {other}")
+    return found

@@ -1,0 +1,138 @@
+"""The raw numbers of a cell: a small JSON file made from a finished run's metrics. Reports are made of these alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r3.run import RunError, RunFiles, read_metrics
+from r3.run.files import write_atomically
+
+BINS = 20
+"""Points of a cell's training curves: steps are averaged by where in the budget they lie."""
+SERIES = ("solve_none", "solve_all", "entropy", "truncated", "accuracy", "length/mean")
+TOTALS = (
+    "tokens/generated",
+    "tokens/trained",
+    "seconds/step",
+    "groups",
+    "groups/plain",
+    "groups/reflection",
+    "groups/teaching",
+    "replay/samples",
+    "replay/joined",
+    "replay/cross_context",
+    "reflection/solved",
+    "ranking/samples",
+    "ranking/groups",
+    "update/count",
+    "update/skipped",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One finished cell."""
+
+    variant: str
+    seed: int
+    command: str
+    k: int
+    """Answers to each held-out problem, so the k of its pass@k."""
+    problems: int
+    evaluations: Sequence[Mapping[str, float]]
+    """In order: step, tokens, pass@1, pass@k, truncated, length."""
+    training: Mapping[str, Sequence[float | None]]
+    totals: Mapping[str, float]
+    versions: Mapping[str, str | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def record_of(directory: Path, *, variant: str, seed: int, command: str, tokens: int) -> Record:
+    """What a finished run has to say; refuses one that has not spent its tokens."""
+    files = RunFiles(directory)
+    lines = list(read_metrics(files.metrics_path))
+    steps = [line for line in lines if line["step"] > 0]
+    evaluated = [line for line in lines if "heldout/accuracy" in line]
+    spent = sum(line["tokens/generated"] for line in steps)
+    if spent < tokens or not evaluated:
+        raise RunError(f"{directory}: has generated {spent:,} of {tokens:,} tokens; run the comparison again to go on")
+    k = int(evaluated[0].get("heldout/samples", 1))
+    return Record(
+        variant=variant,
+        seed=seed,
+        command=command,
+        k=k,
+        problems=int(evaluated[0]["heldout/total"]) // k,
+        evaluations=[_evaluation(line, k) for line in evaluated],
+        training=_binned(steps, tokens),
+        totals={"steps": len(steps)} | {key: _tidy(sum(_known(steps, key))) for key in TOTALS},
+        versions=files.read_info()["versions"],
+    )
+
+
+def _evaluation(line: Mapping[str, Any], k: int) -> dict[str, float]:
+    return {
+        "step": line["step"],
+        "tokens": line.get("tokens/total", 0),
+        "pass@1": _tidy(line["heldout/accuracy"]),
+        f"pass@{k}": _tidy(line.get(f"heldout/pass@{k}", line["heldout/accuracy"])),
+        "truncated": _tidy(line["heldout/truncated"]),
+        "length": _tidy(line["heldout/tokens"]),
+    }
+
+
+def _binned(steps: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, list[float | None]]:
+    """Means over the steps of each twentieth of the budget; None where a long step skipped one."""
+    bins: list[list[Mapping[str, Any]]] = [[] for _ in range(BINS)]
+    for line in steps:
+        # A step belongs where its middle lies: it may be longer than a bin.
+        middle = line["tokens/total"] - line["tokens/generated"] / 2
+        bins[min(BINS - 1, int(BINS * middle / tokens))].append(line)
+    return {
+        "tokens": [_tidy(tokens * (place + 0.5) / BINS) for place in range(BINS)],
+        **{key: [_mean(_known(part, key)) for part in bins] for key in SERIES},
+    }
+
+
+def _known(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    values = [line.get(key) for line in lines]
+    return [float(value) for value in values if value is not None and not math.isnan(value)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _tidy(sum(values) / len(values)) if values else None
+
+
+def _tidy(value: float) -> float:
+    """Six significant digits: more than the numbers mean, and the files stay small."""
+    return float(f"{value:.6g}")
+
+
+def record_path(out: Path, variant: str, seed: int) -> Path:
+    return out / "raw" / f"{variant}-seed{seed}.json"
+
+
+def write_record(record: Record, out: Path) -> None:
+    path = record_path(out, record.variant, record.seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(record.as_dict(), ensure_ascii=False) + "\n").encode())
+
+
+def read_records(out: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The plan and the finished cells of a comparison, in the plan's order."""
+    try:
+        plan = json.loads((out / "raw" / "plan.json").read_bytes())
+    except OSError as error:
+        raise RunError(f"{out}: no comparison there (no raw/plan.json); give the --out of an r3 compare") from error
+    paths = [record_path(out, name, seed) for name in plan["variants"] for seed in plan["seeds"]]
+    records = [Record(**json.loads(path.read_bytes())) for path in paths if path.exists()]
+    if not records:
+        raise RunError(f"{out}: no cell of the comparison is finished yet; run r3 compare again to go on")
+    return plan, records

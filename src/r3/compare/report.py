@@ -1,0 +1,118 @@
+"""The report of a comparison, made from its raw files alone: report.md, report.html, figures and a summary."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from r3.compare.analysis import Comparison
+from r3.compare.figures import FORMATS, Figure, figures_of, write_figures
+from r3.compare.tables import Table, tables_of
+from r3.compare.targets import targets_of
+from r3.run.files import write_atomically
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: .5rem 0; font-size: 13px }
+th, td { border: 1px solid #ccc; padding: .25rem .5rem; text-align: left }
+th { background: #f4f4f4 } tbody tr:nth-child(even) { background: #fafafa }
+figure { display: inline-block; width: 36rem; max-width: 100%; margin: .5rem } svg { width: 100%; height: auto }
+p.note { color: #555; font-size: 13px; max-width: 60rem } pre { background: #f4f4f4; padding: .75rem; overflow-x: auto }
+"""
+
+
+def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write everything; the files written, the most readable first."""
+    comparison = Comparison.read(out)
+    figures = figures_of(comparison)
+    drawn = write_figures(figures, out / "figures", formats)
+    page, text, summary = out / "report.html", out / "report.md", out / "summary.json"
+    write_atomically(text, markdown(comparison, figures).encode())
+    write_atomically(page, _page(comparison, figures, out / "figures").encode())
+    write_atomically(summary, (json.dumps(comparison.as_dict(), indent=1) + "\n").encode())
+    return [page, text, summary, *drawn]
+
+
+def every_table(comparison: Comparison) -> list[Table]:
+    """What was to be shown first, where that can be said; then the numbers."""
+    targets = targets_of(comparison)
+    return [*([] if targets is None else [targets]), *tables_of(comparison)]
+
+
+def markdown(
+    comparison: Comparison, figures: Sequence[Figure], *, folder: str = "figures", level: int = 1, title: str = ""
+) -> str:
+    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie."""
+    mark = "#" * level
+    parts = [title or f"{mark} Comparison: {', '.join(comparison.names)}", *_setting(comparison)]
+    for table in every_table(comparison):
+        parts += [f"{mark}# {table.title}", markdown_table(table), table.note]
+    parts.append(f"{mark}# Curves")
+    parts += [f"![{figure.title}]({folder}/{figure.name}.svg)" for figure in figures]
+    parts += [f"{mark}# Commands", "Each cell is a run of its own:", f"```\n{commands(comparison)}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    """A table in Markdown."""
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def commands(comparison: Comparison) -> str:
+    """One command a variant, with its first seed; the others differ in run.seed and run.dir."""
+    return "\n".join(comparison.records[name][0].command for name in comparison.names)
+
+
+def _setting(c: Comparison) -> list[str]:
+    """What was held equal, in words; and what is not there yet."""
+    common = c.plan["common"]
+    model, task, train, rollout = (common[name] for name in ("model", "task", "train", "rollout"))
+    record, seeds = c.records[c.names[0]][0], len(c.plan["seeds"])
+    said = [
+        f"Recipe {c.plan['recipe'] or 'embedded default'}, model {model['path']}, task {_task_name(task)}; "
+        f"{c.plan['tokens']:,} generated tokens a cell, {seeds} seed{'' if seeds == 1 else 's'}; "
+        f"{train['queries_per_step']} queries × {rollout['group_size']} answers a step, "
+        f"at most {rollout['max_tokens']} tokens each, learning rate {train['learning_rate']:g}. Equal for all "
+        f"methods; the tokens of reflection groups and of resampled groups count. "
+        f"torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
+    ]
+    if c.missing:
+        cells = ", ".join(f"{name} seed {seed}" for name, seed in c.missing)
+        said.append(f"**Not finished:** {cells}. What follows is of the other cells.")
+    return said
+
+
+def _task_name(task: dict[str, object]) -> str:
+    detail = {"file": "path", "arithmetic": "difficulty"}.get(str(task["name"]), "family")
+    return f"{task['name']} ({task.get(detail)})"
+
+
+def _page(comparison: Comparison, figures: Sequence[Figure], folder: Path) -> str:
+    """One file that needs no other: figures are inline."""
+    drawn = "\n".join(f"<figure>{_inline(folder / f'{figure.name}.svg')}</figure>" for figure in figures)
+    tables = "\n".join(_html_table(table) for table in every_table(comparison))
+    setting = "\n".join(f"<p>{html.escape(text)}</p>" for text in _setting(comparison))
+    title = html.escape(f"Comparison: {', '.join(comparison.names)}")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{setting}\n<h2>Curves</h2>\n{drawn}\n{tables}\n"
+        f"<h2>Commands</h2>\n<pre>{html.escape(commands(comparison))}</pre>\n</body></html>\n"
+    )
+
+
+def _inline(path: Path) -> str:
+    """An SVG file without its XML head, and with ids that no other figure of the page has."""
+    text = path.read_text(encoding="utf-8")
+    return text[text.index("<svg") :]
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
+    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return (
+        f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+        f'\n<p class="note">{html.escape(table.note)}</p>'
+    )

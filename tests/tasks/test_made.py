@@ -1,0 +1,117 @@
+"""Made tasks for real models: graded sums and reasoning-gym's families, with their scorers and written procedures."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from r3.config import ConfigError, TaskSettings, validate
+from r3.samples import Query
+from r3.tasks import Task, load_task
+from r3.tasks.base import TaskError
+from r3.train.sft import written
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "letter_counting": {"min_words": 3, "max_words": 6},  # strings
+    "number_sorting": {"min_numbers": 3, "max_numbers": 6, "max_decimals": 0},  # lists
+    "knights_knaves": {"n_people": 2},  # logic
+    "ab": {"length": 6},  # rewriting
+    "spell_backward": {},
+}
+MADE = [("graded-arithmetic", None, {}), *(("reasoning-gym", family, options) for family, options in FAMILIES.items())]
+
+
+def load(name: str, family: str | None, options: dict[str, Any], *, seed: int = 0, **more: Any) -> Task:
+    sizes = {"size": 30, "heldout": 20, **more}
+    return load_task(TaskSettings(name=name, family=family, options=options, **sizes), seed)
+
+
+def boxed(answer: str) -> str:
+    return f"So it is \\boxed{{{answer}}}."
+
+
+@pytest.mark.parametrize(("name", "family", "options"), MADE)
+def test_problems_are_seeded_and_no_split_shares_one(name: str, family: str | None, options: dict[str, Any]) -> None:
+    task, again, other = (load(name, family, options, seed=seed) for seed in (1, 1, 2))
+    warm = load(name, family, options, seed=1, split="warm")
+    assert [(q.id, q.answer) for q in task.train] == [(q.id, q.answer) for q in again.train]
+    assert [q.id for q in task.train] != [q.id for q in other.train]
+    assert [q.id for q in task.heldout] == [q.id for q in other.heldout]  # the same whatever the seed
+    splits = [{q.id for q in part} for part in (task.train, task.heldout, warm.train)]
+    assert [len(ids) for ids in splits] == [30, 20, 30]
+    assert not splits[0] & splits[1] | splits[0] & splits[2] | splits[1] & splits[2]
+
+
+@pytest.mark.parametrize(("name", "family", "options"), MADE)
+def test_the_right_answer_is_right_and_others_are_wrong(name: str, family: str | None, options: dict[str, Any]) -> None:
+    task = load(name, family, options)
+    others = {q.id: next(o.answer for o in task.train if o.answer != q.answer) for q in task.train}
+    for query in task.train:
+        assert task.verify(query, boxed(query.answer)).right
+        assert not task.verify(query, boxed(others[query.id])).right
+        assert task.verify(query, query.answer).reason == "no box"
+        assert not task.verify(query, boxed("{[(")).right
+        assert not task.verify(query, boxed("")).right
+
+
+@pytest.mark.parametrize(("name", "family", "options"), MADE)
+def test_written_solutions_end_in_the_right_answer(name: str, family: str | None, options: dict[str, Any]) -> None:
+    task = load(name, family, options, split="warm")
+    for query in task.train:
+        text = written(query)
+        assert text is not None
+        assert text.count("\n") >= 1  # working, not the answer alone
+        assert task.verify(query, text).right
+
+
+def last_line(query: Query) -> str:
+    return str(query.columns["solution"]).splitlines()[-1]
+
+
+def test_the_working_itself_leads_to_the_answer() -> None:
+    """Read off the working alone, without the box: an oracle apart from reasoning-gym's own answers."""
+    for query in load("reasoning-gym", "letter_counting", FAMILIES["letter_counting"]).train:
+        assert last_line(query).rsplit(" ", 1)[1] == query.answer
+    for query in load("reasoning-gym", "ab", FAMILIES["ab"]).train:
+        assert last_line(query) == query.answer
+        lines = str(query.columns["solution"]).splitlines()
+        assert all(len(b.split()) in (len(a.split()), len(a.split()) - 2) for a, b in pairwise(lines))
+    for query in load("reasoning-gym", "knights_knaves", FAMILIES["knights_knaves"]).train:
+        case = re.fullmatch(r"If (.*): .*: fits", last_line(query))
+        assert case is not None
+        for claim in case[1].split(", "):
+            assert claim in query.answer
+    for query in load("reasoning-gym", "number_sorting", FAMILIES["number_sorting"]).train:
+        numbers = re.findall(r"^\w+ (\S+), left", str(query.columns["solution"]), re.M)
+        assert str(numbers) == query.answer
+        assert [float(n) for n in numbers] in (sorted(map(float, numbers)), sorted(map(float, numbers), reverse=True))
+    for query in load("graded-arithmetic", None, {}).train:
+        question = str(query.columns["problem"]).removeprefix("Compute ").rstrip(".")
+        steps = str(query.columns["solution"]).splitlines()
+        assert len(steps) == len(question.split()) // 2
+        for line in steps:
+            left, sign, right, _, result = line.split()
+            assert int(left) + (int(right) if sign == "+" else -int(right)) == int(result)
+        assert last_line(query).rsplit(" ", 1)[1] == query.answer
+
+
+def test_a_family_without_a_written_procedure_can_be_reinforced() -> None:
+    task = load("reasoning-gym", "gcd", {})
+    assert written(task.train[0]) is None
+    assert task.verify(task.train[0], boxed(task.train[0].answer)).right
+
+
+def test_bad_families_and_options_name_the_fix() -> None:
+    with pytest.raises(ConfigError, match=r"needs task\.family"):
+        validate({"task": {"name": "reasoning-gym"}})
+    with pytest.raises(TaskError, match="reasoning-gym refuses them"):
+        load("reasoning-gym", "no_such_family", {})
+    with pytest.raises(TaskError, match="reasoning-gym refuses them"):
+        load("reasoning-gym", "ab", {"lenght": 3})
+    with pytest.raises(TaskError, match="ask for fewer"):
+        load("reasoning-gym", "ab", {"length": 1})
+    with pytest.raises(TaskError, match="each 2 or more"):
+        load("graded-arithmetic", None, {}, difficulty=[1])
