@@ -149,6 +149,8 @@ def _run_training(config: object, arguments: argparse.Namespace) -> int:
     from r3.train.session import train
 
     finished = train(config, arguments.resume)  # type: ignore[arg-type]  # r3.config is imported late
+    if finished is None:  # not the process that leads
+        return 0
     if not arguments.quiet and finished.stopped_by is None:
         print_report(finished.directory)
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]

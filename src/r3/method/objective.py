@@ -77,6 +77,10 @@ class Diagnostics:
         """All tokens of several micro-batches."""
         return Diagnostics(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Diagnostics)))
 
+    def cpu(self) -> Diagnostics:
+        """The same in the host's memory."""
+        return Diagnostics(*(getattr(self, f.name).cpu() for f in fields(Diagnostics)))
+
     def summary(self) -> dict[str, float]:
         """Clip share, ratio quantiles and effective sample size of each origin present, as plain numbers.
 

@@ -66,6 +66,14 @@ class Optimiser:
             **({"fused": True} if self._on_cuda() else {"foreach": True}),
         )
 
+    @torch.no_grad()
+    def gradients(self) -> list[Tensor]:
+        """Of every master, zeros where this process has none: what processes exchange, alike in all of them."""
+        for master in self.masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        return [master.grad for master in self.masters if master.grad is not None]
+
     def step(self, update: int) -> tuple[float, float] | None:
         """One update from the accumulated gradients: (gradient norm, learning rate), or None if they are not finite.
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from r3.buffer import SampleBuffer
 from r3.config import Config, ConfigError, dump
@@ -30,11 +28,13 @@ from r3.run import (
 from r3.train.build import Parts, build
 from r3.train.loop import Trainer
 from r3.train.optimiser import Optimiser
-from r3.train.policy import Policy
+from r3.train.ranks import SharedEngine, SharedUpdater, Start, dismiss, serve
 from r3.train.rows import group_summaries, rollout_rows
 from r3.train.sampler import Sampler
+from r3.train.state import restore, save
 from r3.train.stream import QueryStream
 from r3.train.update import Updater
+from r3.train.world import World
 
 log = logging.getLogger(__name__)
 
@@ -58,24 +58,44 @@ class Finished:
     """The signal that stopped it, or None if it ran to its end."""
 
 
-def train(config: Config, resume: Path | None = None) -> Finished:
-    """Train as the config says; with `resume`, go on with the run in that directory."""
-    if resume is None:
-        refuse_run(run_path(config))  # before the model is loaded, which may take minutes
+def train(config: Config, resume: Path | None = None) -> Finished | None:
+    """Train as the config says; with `resume`, go on with the run in that directory.
+
+    Started several times by torchrun or accelerate, the first process leads; in the others it serves and returns None.
+    """
+    world = World.join(config.model.device)
     checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None else None
     adapters = checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
+    if world.rank > 0:
+        serve(config, world, adapters)
+        finished = None
+    else:
+        try:
+            finished = _lead(config, resume, adapters, world)
+        finally:
+            dismiss(world)
+    world.leave()
+    return finished
+
+
+def _lead(config: Config, resume: Path | None, adapters: Path | None, world: World) -> Finished:
+    if resume is None:
+        refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     parts = build(config, adapters_from=adapters)
+    if world.size > 1:
+        parts = replace(parts, engine=SharedEngine(parts.engine, world))
+    checkpoint = None
     if resume is not None:
         directory = RunDirectory.open(resume)
     else:
         directory = RunDirectory.create(run_path(config), dump(config), seed=config.run.seed)
     with directory:
         if resume is not None:
-            checkpoint = directory.checkpoints.latest()  # again: now nobody else can change it
+            checkpoint = directory.checkpoints.latest()  # now nobody else can change it
             _go_back(directory, checkpoint)
         buffer = SampleBuffer(directory.buffer_path, per_query=config.buffer.per_query, total=config.buffer.total)
         with buffer:
-            return _Session(parts, directory, buffer, checkpoint, resumed=resume is not None).run()
+            return _Session(parts, directory, buffer, checkpoint, world, resumed=resume is not None).run()
 
 
 def _go_back(directory: RunDirectory, checkpoint: Checkpoint | None) -> None:
@@ -109,6 +129,7 @@ class _Session:
         directory: RunDirectory,
         buffer: SampleBuffer,
         checkpoint: Checkpoint | None,
+        world: World,
         *,
         resumed: bool,
     ) -> None:
@@ -120,16 +141,18 @@ class _Session:
         self.total_steps = total_steps(config, len(stream))
         if directory.info.get("total_steps") != self.total_steps:  # a resume may go on for longer
             directory.update_info(total_steps=self.total_steps)
-        optimiser = Optimiser(
-            parts.policy.model.parameters(), config.train, self.total_steps * config.train.updates_per_batch
-        )
-        updater = Updater(
+        total_updates = self.total_steps * config.train.updates_per_batch
+        if world.size > 1:
+            world.broadcast(Start(total_updates, checkpoint.path.absolute() if checkpoint is not None else None))
+        optimiser = Optimiser(parts.policy.model.parameters(), config.train, total_updates)
+        updater = (SharedUpdater if world.size > 1 else Updater)(
             parts.policy,
             optimiser,
             config.method.objective,
             config.train,
             config.rollout.temperature,
             exact=parts.engine.exact,
+            world=world,
         )
         sampler = Sampler(
             parts.engine,
@@ -141,7 +164,7 @@ class _Session:
         )
         self.trainer = Trainer(config, parts.task, stream, sampler, buffer, updater)
         if checkpoint is not None:
-            restore(self.trainer, optimiser, checkpoint)
+            restore(self.trainer, checkpoint.path)
         buffer.forget_after(self.trainer.step)
         names = [name for name in ("tensorboard", "wandb", "trackio") if getattr(config.run, name)]
         self.sinks: list[Sink] = open_sinks(
@@ -252,33 +275,3 @@ def total_steps(config: Config, queries: int) -> int:
     """Steps of the whole run; with resampling, which reads ahead, at most so many."""
     steps = -(-queries // config.train.queries_per_step)
     return steps if config.train.steps is None else min(steps, config.train.steps)
-
-
-def save(trainer: Trainer, folder: Path) -> None:
-    """A checkpoint: the policy in Hugging Face format, and what else an exact resume needs."""
-    trainer.updater.policy.save(folder / "policy")
-    state = {
-        "step": trainer.step,
-        "version": trainer.version,
-        "position": trainer.stream.position,
-        "bad_in_a_row": trainer.updater.bad_in_a_row,
-        "optimiser": trainer.updater.optimiser.state(),
-        "rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-    torch.save(state, folder / "trainer.pt")
-
-
-def restore(trainer: Trainer, optimiser: Optimiser, checkpoint: Checkpoint) -> None:
-    """Put a trainer into the state of a checkpoint."""
-    policy: Policy = trainer.updater.policy
-    state = torch.load(checkpoint.path / "trainer.pt", map_location="cpu", weights_only=True)
-    if not policy.settings.lora.enabled:  # adapters were loaded with the policy
-        policy.load_weights(checkpoint.path / "policy")
-    optimiser.load(state["optimiser"])
-    trainer.step, trainer.version = state["step"], state["version"]
-    trainer.stream.position = state["position"]
-    trainer.updater.bad_in_a_row = state["bad_in_a_row"]
-    torch.set_rng_state(state["rng"])
-    if state["cuda_rng"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda_rng"])

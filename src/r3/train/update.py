@@ -21,10 +21,12 @@ from r3.config import TrainSettings
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.method.step import WeightedSample
+from r3.run import RunError
 from r3.samples import FloatArray
 from r3.train.optimiser import Optimiser
 from r3.train.packing import Trajectory, pack, pack_sharing
 from r3.train.policy import Policy
+from r3.train.world import World
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,26 @@ class OldLogprobs:
     reference: dict[int, Tensor]
 
 
+@dataclass
+class _Done:
+    """What the micro-batches of an update left: which samples, in order, and what was seen of their tokens."""
+
+    order: list[int] = field(default_factory=list)
+    seen: list[Diagnostics] = field(default_factory=list)
+    entropies: list[Tensor] = field(default_factory=list)
+
+    def add(self, chosen: Sequence[int], diagnostics: Diagnostics, entropies: Tensor) -> None:
+        self.order += chosen
+        self.seen.append(diagnostics)
+        self.entropies.append(entropies)
+
+    def packed(self, *, on_host: bool) -> _Done:
+        """Ready to be sent to another process."""
+        if not on_host:
+            return self
+        return _Done(self.order, [part.cpu() for part in self.seen], [part.cpu() for part in self.entropies])
+
+
 class Updater:
     """Trains the policy on weighted samples."""
 
@@ -70,6 +92,7 @@ class Updater:
         temperature: float,
         *,
         exact: bool = True,
+        world: World | None = None,
     ) -> None:
         self.policy = policy
         self.optimiser = optimiser
@@ -78,38 +101,64 @@ class Updater:
         self.temperature = temperature
         self.exact = exact
         """Whether the rollout's log-probs are the policy's own; if not, fresh samples are corrected like stale ones."""
+        self.world = world or World()
         self.bad_in_a_row = 0
 
     def update(self, weighted: Sequence[WeightedSample], *, version: int, seed: Sequence[int]) -> UpdateReport:
-        """Make `updates_per_batch` optimiser updates; `version` is the number of updates made before."""
+        """Make `updates_per_batch` optimiser updates; `version` is the number of updates made before.
+
+        In a world of several processes each takes its share of the micro-batches; the report is whole at rank 0.
+        """
         report = UpdateReport()
         if not weighted:
             return report
-        parts = self._split(len(weighted), seed)
-        old = self._old_logprobs(weighted, several=len(parts) > 1)
-        seen: list[Diagnostics] = []
-        order: list[int] = []
-        entropies: list[Tensor] = []
+        parts = [self._own(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
+        old = self._old_logprobs(weighted, [i for part in parts for chosen in part for i in chosen], len(parts) > 1)
+        done = _Done()
         with self._training():
             for number, part in enumerate(parts):
                 loss = torch.zeros((), device=self.policy.device)
-                for chosen in self._microbatches(weighted, part):
+                for chosen in part:
                     # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
                     batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
                     loss += batch_loss
-                    seen.append(diagnostics)
-                    order += chosen
-                    entropies.append(entropy)
-                    report.microbatches += 1
+                    done.add(chosen, diagnostics, entropy)
+                if self.world.size > 1:
+                    self.world.sum_(self.optimiser.gradients())
                 self._step(version + number, float(loss), report)
-        merged = Diagnostics.merge(seen)
-        report.diagnostics = merged.summary()
-        lengths = [len(weighted[i].sample) for i in order]
-        parts_T = merged.log_ratio_T.float().cpu().split(lengths)
-        report.log_ratios = {i: part_T.numpy() for i, part_T in zip(order, parts_T, strict=True)}
-        report.entropy = float(torch.cat(entropies).mean())
-        report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
+        report.microbatches = len(done.seen)
+        if (everyones := self.world.gather((done.packed(on_host=self.world.size > 1), report))) is not None:
+            self._whole(weighted, everyones, report)
         return report
+
+    def _whole(
+        self, weighted: Sequence[WeightedSample], everyones: Sequence[tuple[_Done, UpdateReport]], report: UpdateReport
+    ) -> None:
+        """Complete the report with what every rank saw."""
+        dones = [done for done, _ in everyones if done.seen]
+        reports = [own for _, own in everyones]
+        if any(own.grad_norms != report.grad_norms for own in reports):
+            raise RunError("processes disagree on the gradient they share: memory or a link is faulty; resume the run")
+        report.losses = [sum(losses) for losses in zip(*(own.losses for own in reports), strict=True)]
+        report.microbatches = sum(own.microbatches for own in reports)
+        merged = Diagnostics.merge([part for done in dones for part in done.seen])
+        report.diagnostics = merged.summary()
+        order = [i for done in dones for i in done.order]
+        parts_T = merged.log_ratio_T.float().cpu().split([len(weighted[i].sample) for i in order])
+        report.log_ratios = {i: part_T.numpy() for i, part_T in zip(order, parts_T, strict=True)}
+        report.entropy = float(torch.cat([part for done in dones for part in done.entropies]).mean())
+        report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
+
+    def _own(self, batches: list[list[int]], weighted: Sequence[WeightedSample]) -> list[list[int]]:
+        """This rank's micro-batches: dealt to whoever has the fewest tokens so far."""
+        load = [0] * self.world.size
+        own = []
+        for batch in batches:
+            rank = load.index(min(load))
+            load[rank] += sum(len(weighted[i].prompt) + len(weighted[i].sample) for i in batch)
+            if rank == self.world.rank:
+                own.append(batch)
+        return own
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -165,18 +214,18 @@ class Updater:
         report.grad_norms.append(norm)
 
     @torch.no_grad()
-    def _old_logprobs(self, weighted: Sequence[WeightedSample], *, several: bool) -> OldLogprobs:
+    def _old_logprobs(self, weighted: Sequence[WeightedSample], own: Sequence[int], several: bool) -> OldLogprobs:
         proximal: dict[int, Tensor] = {}
         reference: dict[int, Tensor] = {}
         if several:
-            moved = [i for i, w in enumerate(weighted) if w.origin == "replayed" or w.other_context or not self.exact]
+            moved = [i for i in own if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context]
             proximal = self._logprobs(self.policy, weighted, moved)
-            for i, w in enumerate(weighted):
+            for i in own:
                 if i not in proximal:
-                    proximal[i] = torch.from_numpy(w.sample.logprobs.copy()).to(self.policy.device)
+                    proximal[i] = torch.from_numpy(weighted[i].sample.logprobs.copy()).to(self.policy.device)
         if self.objective.kl > 0:
             with self.policy.reference() as frozen:
-                reference = self._logprobs(frozen, weighted, range(len(weighted)))
+                reference = self._logprobs(frozen, weighted, own)
         return OldLogprobs(proximal, reference)
 
     @torch.no_grad()

@@ -1,0 +1,132 @@
+"""Several processes, one loop: rank 0 runs it, the others do their share of generating and of gradients.
+
+The loop sees an engine and an updater as always. Behind them rank 0 says what is to be done and every rank does its
+part: requests are dealt out in turn, each rank answering with its own copy of the weights; of an update each takes
+whole micro-batches, as even in tokens as they come. A sample's weight already holds the denominators of the whole
+batch, so gradients add up to those of one process, however ragged the shares, and there is one exchange an update: no
+rank waits for another's micro-batches. Tasks, verdicts, the buffer and the run directory are rank 0's alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from r3.config import Config
+from r3.method.step import WeightedSample
+from r3.rollout.protocol import Engine, Request, Response, Sampling
+from r3.run import RunError
+from r3.train.build import make_engine
+from r3.train.optimiser import Optimiser
+from r3.train.policy import Policy
+from r3.train.state import load_state
+from r3.train.update import Updater, UpdateReport
+from r3.train.world import World
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a rank needs to know before the first step."""
+
+    total_updates: int
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    requests: Sequence[Request]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    weighted: Sequence[WeightedSample]
+    version: int
+    seed: Sequence[int]
+
+
+class SharedEngine:
+    """Rank 0's engine: its own share first, as it finishes, then what the others wrote."""
+
+    def __init__(self, engine: Engine, world: World) -> None:
+        self.engine, self.world, self.exact = engine, world, engine.exact
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
+        self.world.broadcast(Generate(list(requests), sampling))
+        found = None
+        try:
+            yield from _own_share(self.engine, self.world, requests, sampling)
+        finally:  # also if the caller stops half-way: the others will send what they were asked for
+            found = self.world.gather(None)
+        for responses in (found or [])[1:]:
+            yield from responses
+
+    def release(self) -> None:
+        self.world.broadcast(Release())
+        self.engine.release()
+
+
+class SharedUpdater(Updater):
+    """Rank 0's updater: every rank makes the same update."""
+
+    def update(self, weighted: Sequence[WeightedSample], *, version: int, seed: Sequence[int]) -> UpdateReport:
+        self.world.broadcast(Update(list(weighted), version, seed))
+        return super().update(weighted, version=version, seed=seed)
+
+
+def _own_share(
+    engine: Engine, world: World, requests: Sequence[Request], sampling: Sampling
+) -> Generator[Response, None, None]:
+    """Every size-th request, numbered as in the whole."""
+    for response in engine.generate(requests[world.rank :: world.size], sampling):
+        yield replace(response, request=world.rank + response.request * world.size)
+
+
+def serve(config: Config, world: World, adapters_from: Path | None) -> None:
+    """What every rank but the first does, until rank 0 says that it is over. It is rank 0 that a signal stops."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    policy = Policy.load(config.model, adapters_from=adapters_from)
+    if config.method.objective.kl > 0:
+        policy.keep_reference()
+    engine = make_engine(config, policy)
+    start = world.broadcast()
+    if start is None:
+        return
+    optimiser = Optimiser(policy.model.parameters(), config.train, start.total_updates)
+    if start.checkpoint is not None:
+        load_state(policy, optimiser, start.checkpoint)
+    updater = Updater(
+        policy,
+        optimiser,
+        config.method.objective,
+        config.train,
+        config.rollout.temperature,
+        exact=engine.exact,
+        world=world,
+    )
+    while (order := world.broadcast()) is not None:
+        if isinstance(order, Generate):
+            world.gather(list(_own_share(engine, world, order.requests, order.sampling)))
+        elif isinstance(order, Update):
+            updater.update(order.weighted, version=order.version, seed=order.seed)
+        else:
+            engine.release()
+
+
+def dismiss(world: World) -> None:
+    """Tell the others that it is over; if one is gone already, that was said before."""
+    try:
+        world.broadcast(None)
+    except RunError as error:
+        log.debug("%s", error)

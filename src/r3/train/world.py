@@ -1,0 +1,103 @@
+"""The processes of one training job. Alone, every operation is the identity: the loop has no branch for it.
+
+`torchrun` and `accelerate launch` start the same program several times and say in the environment who is who. Rank 0
+leads; the others serve it (`ranks.py`). Control messages go over gloo, gradients over NCCL where there are cards.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from r3.run import RunError
+
+BUCKET = 2**26
+"""Numbers that are sent at a time: 256 MB in float32."""
+# A process may wait for another's longest rollout or evaluation; one that died is noticed by its closed connection.
+PATIENCE = datetime.timedelta(days=7)
+
+
+class World:
+    """Who takes part, and how to talk to them."""
+
+    def __init__(self, rank: int = 0, size: int = 1, messages: Any = None) -> None:
+        self.rank, self.size = rank, size
+        self._messages = messages
+
+    @classmethod
+    def join(cls, device: str) -> World:
+        """The world that the launcher's environment describes; a world of one without a launcher."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        cuda = device != "cpu" and torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+        return cls(dist.get_rank(), size, dist.new_group(backend="gloo", timeout=PATIENCE))
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Rank 0's value, at every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with _connected():
+            dist.broadcast_object_list(box, src=0, group=self._messages)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value by rank, at rank 0; None elsewhere."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with _connected():
+            dist.gather_object(value, found, dst=0, group=self._messages)
+        return found
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks; all must have the same ones in the same order."""
+        if self.size == 1:
+            return
+        for bucket in _buckets(tensors):
+            flat = _flatten_dense_tensors(bucket)
+            with _connected():
+                dist.all_reduce(flat)
+            for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                tensor.copy_(total)
+
+    def leave(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(map(Tensor.numel, bucket)) + tensor.numel() > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+class _connected:
+    """A broken connection as what it means: another process is gone, and why is in its own output."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, RunError):
+            first = str(error).strip().split("\n")[0]
+            raise RunError(
+                f"another process of this job is gone ({first}); its own message says why. Start the job again with "
+                "--resume: it goes on from the last checkpoint, with any number of processes"
+            ) from error
