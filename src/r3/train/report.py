@@ -26,8 +26,7 @@ def print_report(directory: Path) -> None:
     print(f"\n{bold}Run directory{plain}  {directory}")
     print(f"{bold}Next{plain}")
     print(f"  the trained policy       {_policy(directory)}")
-    print(f"  its curves               tensorboard --logdir {directory}/tensorboard")
-    print(f"  every answer it gave     r3 buffer stats {directory}/buffer.sqlite")
+    print(f"  curves, groups, answers  r3 view {directory}")
     print("  the same with GRPO       r3 train method=grpo")
 
 
