@@ -6,7 +6,6 @@ from are float32. `decoding` has the loop, `kv_cache` the memory, `sampling` the
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Generator, Sequence
 
 import torch
@@ -15,9 +14,10 @@ from transformers import PreTrainedModel
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.decoding import Limits, Run
 from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout.single import SingleRun
 
 
-class TransformersEngine:
+class TransformersEngine(SingleRun):
     """A rollout engine over a Hugging Face causal language model; one `generate` runs at a time.
 
     `max_rows` bounds how many responses are written at once, and so the memory of the cache; `prefill_tokens` how many
@@ -30,26 +30,14 @@ class TransformersEngine:
     def __init__(
         self, model: PreTrainedModel, *, max_rows: int, prefill_tokens: int = 16_384, refill: float = 0.25
     ) -> None:
-        self._policy = CausalLM(model)
+        super().__init__(CausalLM(model))
         self._limits = Limits(max_rows, prefill_tokens, refill)
-        # Weak, so that a caller who drops the responses half-way frees their cache at once.
-        self._running: weakref.ref[Generator[Response, None, None]] | None = None
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
-        """Yield every request's n responses as they finish; an earlier call that was left unfinished is ended."""
-        self._end_running()
-        self._policy.check(requests, sampling)
-        responses = Run(self._policy, requests, sampling, self._limits).responses()
-        self._running = weakref.ref(responses)
-        return responses
+    def _responses(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
+        return Run(self._policy, requests, sampling, self._limits).responses()
 
     def release(self) -> None:
         """Free the cache, ending an unfinished `generate`, and hand the memory back to the device."""
         self._end_running()
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _end_running(self) -> None:
-        responses = self._running() if self._running is not None else None
-        if responses is not None:
-            responses.close()

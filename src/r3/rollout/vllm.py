@@ -9,7 +9,6 @@ truncated importance weights. It gives no entropies; those that the ranking rewa
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -19,16 +18,17 @@ from transformers import PreTrainedModel
 
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout.single import SingleRun
 from r3.samples import FinishReason
 
 
-class VllmEngine:
+class VllmEngine(SingleRun):
     """A rollout engine over vLLM; `path` is the folder or hub id that the model was loaded from."""
 
     exact = False
 
     def __init__(self, model: PreTrainedModel, path: str, *, max_rows: int, memory: float = 0.85) -> None:
-        self._policy = CausalLM(model)
+        super().__init__(CausalLM(model))
         if self._policy.device.type != "cuda":
             raise ValueError("vLLM needs a CUDA card; use the transformers engine")
         if any("lora_" in name for name, _ in model.named_parameters()):
@@ -36,15 +36,6 @@ class VllmEngine:
         self._llm = _load(path, model.dtype, max_rows, memory)
         self._llm.sleep(level=2)  # its weights are not needed: ours come before the first token
         self._asleep = True
-        self._running: weakref.ref[Generator[Response, None, None]] | None = None
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
-        """Yield every request's n responses as they finish; an earlier call that was left unfinished is ended."""
-        self._end_running()
-        self._policy.check(requests, sampling)
-        responses = self._responses(requests, sampling)
-        self._running = weakref.ref(responses)
-        return responses
 
     def release(self) -> None:
         """Put vLLM to sleep: its cache and its copy of the weights are given up."""
@@ -81,11 +72,6 @@ class VllmEngine:
         weights = [(name, parameter.data) for name, parameter in self._policy.model.named_parameters()]
         self._llm.apply_model(lambda model: model.load_weights(weights))
         self._llm.reset_prefix_cache()
-
-    def _end_running(self) -> None:
-        responses = self._running() if self._running is not None else None
-        if responses is not None:
-            responses.close()
 
 
 def _load(path: str, dtype: torch.dtype, max_rows: int, memory: float) -> Any:

@@ -7,7 +7,6 @@ distribution each token was drawn from. `schedule` decides, `decoder` computes, 
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -22,12 +21,13 @@ from r3.rollout.native.ops import Ops, TorchOps, TritonOps
 from r3.rollout.native.pages import PagePool
 from r3.rollout.native.schedule import Prefill, Row, Schedule
 from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout.single import SingleRun
 
 log = logging.getLogger(__name__)
 GIB = 2**30
 
 
-class NativeEngine:
+class NativeEngine(SingleRun):
     """A rollout engine over a Hugging Face causal language model on a CUDA card; one `generate` runs at a time.
 
     `max_rows` bounds how many responses are written at once; `memory` is the share of the device's free memory that
@@ -50,7 +50,7 @@ class NativeEngine:
         max_pages: int | None = None,
         ops: Ops | None = None,
     ) -> None:
-        self._policy = CausalLM(model)
+        super().__init__(CausalLM(model))
         self._max_rows, self._memory, self._prefill_tokens = max_rows, memory, prefill_tokens
         self._max_pages = max_pages
         self._cache = PagedCache(CacheShape.of(model, page), self._policy.device)
@@ -60,17 +60,7 @@ class NativeEngine:
         )
         self.preempted = 0
         """Rows of the last `generate` that had to be written again from their prefix because the cache was full."""
-        # Weak, so that a caller who drops the responses half-way ends the work at once.
-        self._running: weakref.ref[Generator[Response, None, None]] | None = None
         self._probe()
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
-        """Yield every request's n responses as they finish; an earlier call that was left unfinished is ended."""
-        self._end_running()
-        self._policy.check(requests, sampling)
-        responses = self._responses(requests, sampling)
-        self._running = weakref.ref(responses)
-        return responses
 
     def release(self) -> None:
         """Give the cache's memory back to the device, ending an unfinished `generate`; captured graphs stay."""
@@ -156,8 +146,3 @@ class NativeEngine:
         gap = abs(float(expected) - float(drawn.logprobs[0, 0]))
         if not gap < (1e-3 if self._cache.shape.dtype == torch.float32 else 0.3):
             raise ValueError(f"{name} attends in a way the native engine does not know (log-probs off by {gap:.2g})")
-
-    def _end_running(self) -> None:
-        responses = self._running() if self._running is not None else None
-        if responses is not None:
-            responses.close()
