@@ -1,0 +1,86 @@
+"""A tiny real run of `R3Trainer`, in this process or as a script of its own: `python -m tests.integrations.trl_tiny`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from r3.integrations.trl import R3Config, R3Trainer
+from tests.tokenizing import char_tokenizer
+from tests.train.tiny import judge, save_model
+
+OVERRIDES: dict[str, Any] = {
+    "reflection": {"max_prompt_tokens": 200, "template": "{question} NOT {attempt} BUT ", "cut_marker": "..."},
+    "ranking.peak_fraction": 0.25,
+}
+
+
+def correct(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """Right or wrong by the first character, with odds that differ between questions."""
+    return [float(judge(completion, share)) for completion, share in zip(completions, answer, strict=True)]
+
+
+def questions(count: int = 8) -> Dataset:
+    """Questions that are solved never, rarely, often or always, in turn."""
+    shares = ["0", "10", "90", "100"]
+    return Dataset.from_list([{"prompt": f"What is {i}+{i}?", "answer": shares[i % 4]} for i in range(count)])
+
+
+def settings(folder: Path, **more: Any) -> dict[str, Any]:
+    """The arguments of a run of six steps, three epochs, of four questions answered four times."""
+    return {
+        "output_dir": str(folder / "out"),
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "num_train_epochs": 3,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "seed": 3,
+        **more,
+    }
+
+
+def make(folder: Path, trainer: Any = R3Trainer, config: Any = R3Config, **more: Any) -> Any:
+    model = folder / "model"
+    if not model.exists():
+        save_model(model)
+    if issubclass(config, R3Config):
+        more = {"r3_overrides": OVERRIDES, **more}
+    tokenizer = char_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    return trainer(
+        str(model),
+        correct,
+        config(**settings(folder, **more)),
+        train_dataset=questions(),
+        processing_class=tokenizer,
+    )
+
+
+def losses(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+if __name__ == "__main__":
+    home, resume = Path(sys.argv[1]), sys.argv[3] if len(sys.argv) > 3 else None
+    made = make(home, **json.loads(sys.argv[2]))
+    made.train(resume_from_checkpoint=resume)
+    if made.accelerator.is_main_process:
+        (home / "history.json").write_text(json.dumps(made.state.log_history))
