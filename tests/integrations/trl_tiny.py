@@ -1,4 +1,4 @@
-"""A tiny real run of `R3Trainer`, in this process or as a script of its own: `python -m tests.integrations.trl_tiny`."""
+"""A tiny real run of `R3Trainer`, in this process or as a script: `python -m tests.integrations.trl_tiny`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from r3.integrations.trl import R3Config, R3Trainer
+from r3.integrations.trl.dataset import query_of
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, save_model
 
@@ -30,6 +31,10 @@ def questions(count: int = 8) -> Dataset:
     return Dataset.from_list([{"prompt": f"What is {i}+{i}?", "answer": shares[i % 4]} for i in range(count)])
 
 
+def query_id(row: dict[str, Any]) -> str:
+    return query_of(row, None).id
+
+
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
     """The arguments of a run of six steps, three epochs, of four questions answered four times."""
     return {
@@ -37,9 +42,9 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 2,
         "num_generations": 4,
-        "max_completion_length": 8,
+        "max_completion_length": 12,
         "num_train_epochs": 3,
-        "learning_rate": 1e-2,
+        "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
         "save_strategy": "no",
@@ -53,7 +58,9 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def make(folder: Path, trainer: Any = R3Trainer, config: Any = R3Config, **more: Any) -> Any:
+def make(
+    folder: Path, trainer: Any = R3Trainer, config: Any = R3Config, *, peft_config: Any = None, **more: Any
+) -> Any:
     model = folder / "model"
     if not model.exists():
         save_model(model)
@@ -67,6 +74,7 @@ def make(folder: Path, trainer: Any = R3Trainer, config: Any = R3Config, **more:
         config(**settings(folder, **more)),
         train_dataset=questions(),
         processing_class=tokenizer,
+        peft_config=peft_config,
     )
 
 
@@ -78,9 +86,11 @@ def logged(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-if __name__ == "__main__":
-    home, resume = Path(sys.argv[1]), sys.argv[3] if len(sys.argv) > 3 else None
-    made = make(home, **json.loads(sys.argv[2]))
-    made.train(resume_from_checkpoint=resume)
+if __name__ == "__main__":  # several runs one after the other: importing takes longer than training
+    home, histories = Path(sys.argv[1]), []
+    for more, resume in json.loads(sys.argv[2]):
+        made = make(home, **more)
+        made.train(resume_from_checkpoint=resume)
+        histories.append(made.state.log_history)
     if made.accelerator.is_main_process:
-        (home / "history.json").write_text(json.dumps(made.state.log_history))
+        (home / "histories.json").write_text(json.dumps(histories))

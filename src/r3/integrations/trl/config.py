@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 
 from r3.method.settings import MethodSettings
 
@@ -32,7 +32,7 @@ class R3Config(GRPOConfig):
     """`GRPOConfig` with the settings of R³. Those that start with `r3_` are ours, all others TRL's."""
 
     # As in TRL, so that the command line takes JSON for it.
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "r3_overrides"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "r3_overrides"]  # noqa: RUF012
 
     r3_method: str = field(default="r3", metadata={"help": "Preset: r3, r3-no-replay, …; grpo is TRL's own trainer."})
     r3_overrides: dict[str, Any] | str | None = field(
@@ -60,14 +60,14 @@ class R3Config(GRPOConfig):
     r3_buffer_total: int | None = field(default=1_000_000, metadata={"help": "Most living samples in all."})
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[no-untyped-call]
         method = self.method()
         if not (method.replay.enabled or method.reflection.enabled or method.ranking.enabled):
             return
         for conflict, fix in _conflicts(self, method):
             if conflict:
                 raise ValueError(fix)
-        accumulated = self.steps_per_generation * self.num_iterations
+        accumulated = int(self.steps_per_generation or 0) * self.num_iterations
         if self.save_strategy == "steps" and (self.save_steps * self.gradient_accumulation_steps) % accumulated:
             warnings.warn(
                 f"save_steps={self.save_steps} saves between two generations, where TRL cannot resume exactly: make "
@@ -124,7 +124,7 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
         ),
         (
             args.r3_max_reflections is not None and args.r3_max_reflections < 1,
-            "r3_max_reflections must be at least 1, or None for no limit; to have none use r3_method='r3-no-reflection'",
+            "r3_max_reflections must be at least 1, or None for no limit; for no reflection use r3-no-reflection",
         ),
     ]
 

@@ -1,12 +1,13 @@
 """`R3Trainer`: TRL's `GRPOTrainer` with R³'s replay, reflection and ranking rewards.
 
-Five overrides, each around `super()`. Before TRL generates, reflection prompts join its rows; after TRL has judged
+Six overrides, each around `super()`. Before TRL generates, reflection prompts join its rows; after TRL has judged
 them, `r3.method.step` decides the advantages, and rows of replayed samples join; TRL's own loss does the rest.
 
 Departures from the paper, and choices TRL makes for us:
 - Reflection groups are appended to the generation batch, in whole groups that divide over the processes.
-- A replayed sample takes the place of a row without gradient (advantage 0), on any rank; where those do not suffice, all
-  ranks get the same number of further rows. No member of a mixed group is dropped: Eq. 3 and the loss see all of G ∪ G_C.
+- A replayed sample takes the place of a row without gradient (advantage 0), on any rank; where those do not suffice,
+  all ranks get the same number of further rows. No member of a mixed group is dropped: Eq. 3 and the loss see all of
+  G ∪ G_C.
 - Rows of advantage 0 that gave way are not trained on; with `beta` > 0 TRL would have trained on their KL alone.
 - TRL's losses count rows, the method counts groups and their members: advantages are scaled by the ratio of the two.
 - Staleness: replayed tokens' truncated importance weights are folded into a per-token advantage, since TRL's clip is
@@ -21,7 +22,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,14 +30,14 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from r3.buffer import SampleBuffer
 from r3.integrations.trl import rows
 from r3.integrations.trl.config import R3Config
-from r3.integrations.trl.keeping import open_buffer, save_buffer
 from r3.integrations.trl.dataset import as_trl, outcome_index, query_of
+from r3.integrations.trl.keeping import open_buffer, save_buffer
 from r3.integrations.trl.plan import Answer, Asked, Plan, RankRows, decide, lay_out, scale_of, to_groups
 from r3.method.step import StepResult
 from r3.samples import Context, Query
@@ -74,16 +74,20 @@ class R3Trainer(GRPOTrainer):
         self.r3_step: StepResult | None = None
         """The last batch's mixed groups and advantages; on the main process."""
         parts = (self.r3_settings.replay, self.r3_settings.reflection, self.r3_settings.ranking)
+        self._multiple_of = args.pad_to_multiple_of if isinstance(args.pad_to_multiple_of, int) else None
         self._r3_on = any(part.enabled for part in parts)
+        self._group_size = int(args.num_generations or 0)
+        self._microbatches = int(args.steps_per_generation or 0)
         self._r3_buffer: SampleBuffer | None = None
         self._r3_seen: _Seen | None = None
+        self._r3_sampler: Any = None
         self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names)
         self.add_callback(_CloseBuffer(self))
 
     # ------------------------------------------------------------- overrides
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
-        if not (self._r3_on and self.model.training):
+        if not (self._r3_on and self.model is not None and self.model.training):
             return super()._generate_and_score_completions(inputs)
         asked, inputs = self._with_reflections(inputs)
         self._r3_seen = _Seen()
@@ -117,19 +121,31 @@ class R3Trainer(GRPOTrainer):
         if self._r3_buffer is not None:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
             save_buffer(self._r3_buffer, folder)  # before the rest: no checkpoint looks whole without it
-        super()._save_checkpoint(model, trial)
+        super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self._r3_on and checkpoint is not None:
-            self._on_main(lambda: self._open_buffer(checkpoint))
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
+        if not self._r3_on or checkpoint is None:
+            return
+        self._on_main(lambda: self._open_buffer(checkpoint))
+        # TRL's sampler draws a new order at each pass, and starts over when resumed: pass by the orders already used.
+        for _ in range(self._epoch() - 1 if self._r3_sampler is not None else 0):
+            next(iter(self._r3_sampler), None)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._r3_sampler = super()._get_train_sampler(dataset)
+        return self._r3_sampler
+
+    def _epoch(self) -> int:
+        """The epoch under way, the first being 1; TRL counts it in fractions."""
+        return int((self.state.epoch or 0) + 1e-6) + 1
 
     # ------------------------------------------------------------- before generation
 
     def _with_reflections(self, inputs: list[Row]) -> tuple[list[Asked], list[Row]]:
-        """What each group of the batch is asked, and this rank's rows, reflection prompts of hard queries among them."""
+        """What each group of the batch is asked, and this rank's rows, with the reflection prompts of hard queries."""
         everyone: list[Row] = gather_object(inputs)
-        size, epoch = self.num_generations, int((self.state.epoch or 0) + 1e-6) + 1
+        size, epoch = self._group_size, self._epoch()
         batch = [(query_of(row, self.args.r3_id_column), epoch) for row in everyone[::size]]
         made = self._on_main(lambda: self._reflections(batch))
         asked = [Asked(query, epoch) for query, epoch in batch]
@@ -142,10 +158,10 @@ class R3Trainer(GRPOTrainer):
         return asked, everyone[rank * share : (rank + 1) * share] if made else inputs
 
     def _reflections(self, batch: list[tuple[Query, int]]) -> list[tuple[int, Any, Context]]:
-        """Reflection prompts as TRL wants prompts, with the group each belongs beside; as many as the ranks can share."""
+        """Reflection prompts in TRL's form, each with the group it belongs beside; as many as the ranks can share."""
         seed = f"{self.args.seed}/{self.state.global_step + 1}"
         made, counts = reflections(self._buffer(), batch, self._tokenizer, self.r3_settings.reflection, seed=seed)
-        whole = self.accelerator.num_processes // math.gcd(self.num_generations, self.accelerator.num_processes)
+        whole = self.accelerator.num_processes // math.gcd(self._group_size, self.accelerator.num_processes)
         most = len(made) if self.args.r3_max_reflections is None else min(len(made), self.args.r3_max_reflections)
         room = most // whole * whole
         for reason in ("built", "early", "not_hard", "never_tried", "no_failure", "too_long"):
@@ -170,7 +186,9 @@ class R3Trainer(GRPOTrainer):
         rewards = (seen.rewards * self.reward_weights.to(seen.rewards.device)).double().cpu().numpy()
         verdicts = seen.rewards[:, self._r3_outcome].tolist()
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        prompts = [ids[mask.bool()].cpu().numpy() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"])]
+        prompts = [
+            ids[mask.bool()].cpu().numpy() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+        ]
         logps, entropies = logps_BC.float().cpu().numpy(), entropies_BC.float().cpu().numpy()
         answers = []
         for i, tokens in enumerate(seen.completion_ids):
@@ -197,7 +215,7 @@ class R3Trainer(GRPOTrainer):
         name = self.reward_func_names[self._r3_outcome]
         if math.isnan(verdict):
             raise ValueError(
-                f"reward function {name!r} returned None for an answer, and R³ needs every answer judged right or wrong: "
+                f"reward function {name!r} returned None for an answer, and R³ needs each judged right or wrong: "
                 "name one that judges all in r3_outcome_reward"
             )
         parts = {n: 0.0 if math.isnan(r) else float(r) for n, r in zip(self.reward_func_names, rewards, strict=True)}
@@ -209,7 +227,7 @@ class R3Trainer(GRPOTrainer):
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
         version, buffer = self.state.global_step, self._buffer()
         groups = to_groups(
-            asked, answers, group_size=self.num_generations, version=version, step=self.state.global_step + 1
+            asked, answers, group_size=self._group_size, version=version, step=self.state.global_step + 1
         )
         history = past_samples(buffer, groups, self.r3_settings.replay, version)
         self.r3_step, plan = decide(groups, self.r3_settings, history, version, self.args.seed)
@@ -223,14 +241,14 @@ class R3Trainer(GRPOTrainer):
             (plan.advantages != 0).tolist(),
             ranks,
             len(plan.extra),
-            at_least=self.args.per_device_train_batch_size * self.args.steps_per_generation,
-            multiple=self.args.steps_per_generation,
+            at_least=self.args.per_device_train_batch_size * self._microbatches,
+            multiple=self._microbatches,
         )
         mine = laid[rank]
         # As many extra rows on every rank go through the model: sharded models make the ranks run in step.
         stand_ins = max(len(own.extra) for own in laid) - len(mine.extra)
         extra = [plan.extra[i] for i in (*mine.extra, *[0] * stand_ins)]
-        padded = rows.pad_rows(extra, batch, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
+        padded = rows.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
         values, weight_BC = self._extra_values(batch, padded, len(mine.extra))
         out = rows.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
         out["advantages"] = self._advantages(plan, mine, len(mine) * ranks, weight_BC)
@@ -278,14 +296,14 @@ class R3Trainer(GRPOTrainer):
         return values, weight_BC
 
     @torch.no_grad()
-    def _forward(self, model: Any, input_ids: Tensor, attention_mask: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: Any, input_ids: Tensor, attention_mask: Tensor, keep: int) -> tuple[Tensor, Any]:
         logps_BC, entropies_BC, _ = self._get_per_token_logps_and_entropies(
             model,
             input_ids,
             attention_mask,
             keep,
             batch_size=self.args.per_device_train_batch_size,
-            compute_entropy=True,
+            compute_entropy=model is self.model,  # TRL taught only the policy to return entropies
         )
         return logps_BC, entropies_BC
 
@@ -333,7 +351,7 @@ class R3Trainer(GRPOTrainer):
     def _log_plan(self, plan: Plan) -> None:
         for name, value in plan.counts.items():
             self._metrics["train"][f"r3/{name}"].append(value)
-        logged = self._logs["advantages"]  # TRL's table of completions shows what was trained with
+        logged: Any = self._logs["advantages"]  # TRL's table of completions shows what was trained with
         for _ in range(min(len(logged), len(plan.advantages))):
             logged.pop()
         logged.extend(plan.advantages.tolist())
