@@ -108,6 +108,18 @@ def test_rows_carry_eq_3_advantages_and_the_methods_weights(run: Any) -> None:
                 assert advantage == pytest.approx(weighted.advantage, abs=1e-6)
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_trls_loss_is_the_methods(tmp_path: Path, loss_type: str) -> None:
+    """With a policy that stands still every ratio is 1, and the loss is −Σ weight · length · advantage: by hand."""
+    overrides = {**trl_tiny.OVERRIDES, "reflection.train_as": "both"}
+    trainer = make(tmp_path, Watching, loss_type=loss_type, learning_rate=1e-12, r3_overrides=overrides)
+    trainer.train()
+    assert sum(logged(trainer, "r3/replay/samples")) > 0
+    for loss, result in zip(losses(trainer), trainer.steps, strict=True):
+        by_hand = -sum(w.weight * len(w.sample) * w.advantage for w in result.weighted)
+        assert loss == pytest.approx(by_hand, abs=2e-5)  # the buffer keeps log-probs to 24 bits
+
+
 def test_rows_are_whole_microbatches(run: Any) -> None:
     _, trainer = run
     for batch in trainer.batches:
