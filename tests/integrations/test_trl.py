@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 pytest.importorskip("trl", reason="needs TRL: pip install 'r3-rl[trl]'")
+import numpy as np
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
 import r3.integrations.trl as adapter
 from r3.buffer import SampleBuffer
 from r3.integrations.trl import R3Config, R3Trainer
-from r3.integrations.trl.plan import lay_out
+from r3.integrations.trl.plan import ExtraRow, lay_out
+from r3.integrations.trl.rows import importance, pad_rows
+from r3.method.objective import ORIGINS, TokenBatch, policy_loss
+from r3.method.settings import ObjectiveSettings
 from tests.integrations import trl_tiny
 from tests.integrations.trl_tiny import logged, losses, make
 from tests.train.tiny import ROOT
@@ -256,6 +260,36 @@ def test_an_untested_trl_is_refused(monkeypatch: pytest.MonkeyPatch, found: str)
     monkeypatch.setattr(adapter.importlib.metadata, "version", lambda name: found)
     with pytest.raises(ImportError, match=r"pip install 'trl==1\.16\.\*'"):
         adapter.R3Trainer  # noqa: B018
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_importance_weights_are_the_objectives(ratio: Any) -> None:
+    """Σ w over replayed tokens, read off `policy_loss` with ratio 1, advantage 1 and weight 1."""
+    rng = np.random.default_rng(0)
+    lengths, objective = [5, 3, 7], ObjectiveSettings(ratio=ratio, ratio_gate=4.0)
+    behaviour = [-rng.exponential(2.0, n).astype(np.float32) for n in lengths]
+    proximal = [-rng.exponential(2.0, n).astype(np.float32) for n in lengths]
+    extra = [
+        ExtraRow(np.arange(4), np.arange(n), None if i == 2 else b, 1.0, 1.0)
+        for i, (n, b) in enumerate(zip(lengths, behaviour, strict=True))
+    ]
+    like = {"prompt_ids": torch.zeros(1, 2), "completion_ids": torch.zeros(1, 2)}
+    padded = pad_rows(extra, like, 0, 8)
+    proximal_BC = torch.zeros(3, 8)
+    for i, logprobs in enumerate(proximal):
+        proximal_BC[i, : len(logprobs)] = torch.tensor(logprobs)
+    weight_BC = importance(proximal_BC, padded, objective, by_sequence=ratio == "sequence")
+    one = torch.ones(3)
+    batch = TokenBatch(
+        sequence_T=torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)),
+        behaviour_T=torch.tensor(np.concatenate(behaviour)),
+        advantage_S=one,
+        weight_S=one,
+        origin_S=torch.full((3,), ORIGINS.index("replayed")),
+        other_context_S=torch.tensor([False, False, True]),
+    )
+    loss = policy_loss(torch.tensor(np.concatenate(proximal)), batch, objective).loss
+    assert float((weight_BC * padded.completion_mask_BC).sum()) == pytest.approx(-float(loss), rel=1e-5)
 
 
 def test_rows_without_gradient_give_way() -> None:

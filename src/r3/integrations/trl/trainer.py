@@ -185,6 +185,11 @@ class R3Trainer(GRPOTrainer):
         first = self.accelerator.process_index * len(seen.completion_ids)
         rewards = (seen.rewards * self.reward_weights.to(seen.rewards.device)).double().cpu().numpy()
         verdicts = seen.rewards[:, self._r3_outcome].tolist()
+        if any(map(math.isnan, verdicts)):  # those of all ranks, so that all stop
+            raise ValueError(
+                f"reward function {self.reward_func_names[self._r3_outcome]!r} returned None for an answer, and R³ "
+                "needs each judged right or wrong: name one that judges all in r3_outcome_reward"
+            )
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         prompts = [
             ids[mask.bool()].cpu().numpy() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
@@ -202,25 +207,19 @@ class R3Trainer(GRPOTrainer):
         """Log-probs and entropies of the generated rows: from TRL's own pass if it made one, else from one of ours."""
         old = batch.get("old_per_token_logps")
         for logps_BC, entropies_BC in seen.passes:
-            if logps_BC is old:
+            if logps_BC is old and not self.mask_truncated_completions:
                 return logps_BC, entropies_BC
         lengths = torch.tensor([len(ids) for ids in seen.completion_ids], device=batch["completion_ids"].device)
-        # Not TRL's completion mask: it hides truncated answers where those are masked, and history wants them.
+        # Not TRL's completion mask: it hides truncated answers where those are masked, and the buffer wants them.
         mask_BC = torch.arange(batch["completion_ids"].size(1), device=lengths.device) < lengths[:, None]
         input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         attention = torch.cat([batch["prompt_mask"], mask_BC.long()], dim=1)
         return self._forward(self.model, input_ids, attention, mask_BC.size(1))
 
     def _judged(self, rewards: Any, verdict: float, truncated: bool) -> tuple[dict[str, float], bool]:
-        name = self.reward_func_names[self._r3_outcome]
-        if math.isnan(verdict):
-            raise ValueError(
-                f"reward function {name!r} returned None for an answer, and R³ needs each judged right or wrong: "
-                "name one that judges all in r3_outcome_reward"
-            )
         parts = {n: 0.0 if math.isnan(r) else float(r) for n, r in zip(self.reward_func_names, rewards, strict=True)}
         if truncated:
-            parts[name] = 0.0
+            parts[self.reward_func_names[self._r3_outcome]] = 0.0
         return parts, verdict > self.args.r3_right_above and not truncated
 
     def _decide(self, asked: Sequence[Asked], answers: Sequence[Answer]) -> Plan:
