@@ -7,6 +7,7 @@ decided at each step. To hold another trainer to the contract, write a runner an
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def run_trl(folder: Path) -> list[StepResult]:
     from r3.integrations.trl import R3Config, R3Trainer
     from tests.integrations.trl_tiny import settings
 
-    recording, tokenizer = Recording(), char_tokenizer()
+    recording, tokenizer = Recording(), copy.deepcopy(char_tokenizer())  # other tests share the original
     tokenizer.pad_token = tokenizer.eos_token
 
     def rollout(prompts: list[str], _: Any) -> dict[str, Any]:

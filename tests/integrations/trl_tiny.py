@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def make(
         save_model(model)
     if issubclass(config, R3Config):
         more = {"r3_overrides": OVERRIDES, **more}
-    tokenizer = char_tokenizer()
+    tokenizer = copy.deepcopy(char_tokenizer())  # other tests share the original
     tokenizer.pad_token = tokenizer.eos_token
     return trainer(
         str(model),

@@ -142,7 +142,7 @@ def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, m
     or more if the ones with a gradient do not fit, always a multiple of `multiple`.
 
     >>> lay_out([True, True, False, False], 2, 1, at_least=2, multiple=1)
-    [RankRows(kept=(0, 1), extra=(), empty=0), RankRows(kept=(1,), extra=(0,), empty=0)]
+    [RankRows(kept=(0, 1), extra=(), empty=0), RankRows(kept=(0,), extra=(0,), empty=0)]
     """
     own = len(trained) // ranks
     rows = [[i for i in range(own) if trained[rank * own + i]] for rank in range(ranks)]
