@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -276,6 +276,12 @@ class SampleBuffer:
         """Everything wrong with the file, one line each: pages, indexes, checksums, totals. Reads all of it."""
         with self._reading("checking it") as db:
             return integrity.problems(db, self.path)
+
+    def copy(self, target: str | os.PathLike[str]) -> None:
+        """Write the buffer as it is now to a file of its own, which opens like this one."""
+        doing, file = explained(self.path, f"copying it to {os.fspath(target)}"), os.fspath(target)
+        with self._turn, doing, closing(sqlite3.connect(file)) as copied:
+            self._open_db().backup(copied)
 
     def export(self, target: str | os.PathLike[str]) -> int:
         """Write all of the buffer to a `.jsonl`, `.jsonl.gz` or `.parquet` file; how many samples it holds."""

@@ -27,6 +27,7 @@ import numpy as np
 from r3.method.settings import ReflectionSettings
 from r3.samples import Context, IntArray, Message, Query, Sample
 
+Asked = str | tuple[Message, ...]
 ReflectionReason = Literal["built", "off", "early", "never_tried", "not_hard", "no_failure", "too_long"]
 
 
@@ -47,6 +48,8 @@ class Reflection:
     reason: ReflectionReason
     prompt: IntArray | None = None
     context: Context | None = None
+    asked: Asked | None = None
+    """The prompt before it was tokenized, for trainers that tokenize themselves."""
 
 
 def hardness(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> ReflectionReason:
@@ -81,10 +84,11 @@ def reflect(
     if not wrong:
         return Reflection("no_failure")
     shown = wrong[int(rng.integers(len(wrong)))]
-    prompt = reflection_prompt(query, shown.tokens.tolist(), tokenizer, settings)
-    if prompt is None:
+    fitted = _fitted(query, shown.tokens.tolist(), tokenizer, settings)
+    if fitted is None:
         return Reflection("too_long")
-    return Reflection("built", prompt, Context("reflection", shown.id))
+    asked, prompt = fitted
+    return Reflection("built", np.asarray(prompt, dtype=np.int32), Context("reflection", shown.id), asked)
 
 
 def plain_prompt(query: Query, tokenizer: Tokenizer) -> IntArray:
@@ -96,23 +100,32 @@ def reflection_prompt(
     query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> IntArray | None:
     """Token ids of query ⊕ attempt ⊕ guidance within `max_prompt_tokens`; None if the question alone does not fit."""
+    fitted = _fitted(query, attempt, tokenizer, settings)
+    return None if fitted is None else np.asarray(fitted[1], dtype=np.int32)
 
-    def build(kept: int) -> list[int]:
-        return _tokenize(_filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), settings), tokenizer)
+
+def _fitted(
+    query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
+) -> tuple[Asked, list[int]] | None:
+    """The filled template and its token ids, with as much of the attempt as fits."""
+
+    def build(kept: int) -> tuple[Asked, list[int]]:
+        asked = _filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), settings)
+        return asked, _tokenize(asked, tokenizer)
 
     whole = build(len(attempt))
-    if len(whole) <= settings.max_prompt_tokens:
-        return np.asarray(whole, dtype=np.int32)
+    if len(whole[1]) <= settings.max_prompt_tokens:
+        return whole
     # Cutting n tokens of the attempt cuts about n of the prompt (tokens merge at the seams), so bisect on what is kept.
     fits, too_many, best = -1, len(attempt), None
     while too_many - fits > 1:
         kept = (fits + too_many) // 2
         built = build(kept)
-        if len(built) <= settings.max_prompt_tokens:
+        if len(built[1]) <= settings.max_prompt_tokens:
             fits, best = kept, built
         else:
             too_many = kept
-    return None if best is None else np.asarray(best, dtype=np.int32)
+    return best
 
 
 def shortened(attempt: list[int], kept: int, tokenizer: Tokenizer, marker: str) -> str:
@@ -126,7 +139,7 @@ def shortened(attempt: list[int], kept: int, tokenizer: Tokenizer, marker: str) 
     return (before + marker + after).strip()
 
 
-def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> str | tuple[Message, ...]:
+def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> Asked:
     """The query's prompt with its question (a chat's last user turn) replaced by the filled template."""
     if isinstance(query.prompt, str):
         return _fill(settings.template, question=query.prompt, attempt=attempt, guidance=settings.guidance)

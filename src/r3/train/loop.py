@@ -8,19 +8,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from r3.buffer import SampleBuffer
 from r3.config import Config
-from r3.method.reflection import hardness, plain_prompt, reflect
-from r3.method.replay import wanted_outcome
+from r3.method.reflection import plain_prompt
 from r3.method.step import StepResult, is_mixed, step
 from r3.samples import Group, IntArray, Query, Sample
 from r3.tasks.base import Task
 from r3.train.metrics import step_metrics
 from r3.train.packing import Trajectory
+from r3.train.recall import past_samples, reflections
 from r3.train.rows import StepNotes
-from r3.train.sampler import Prompt, Sampler, seed_of
+from r3.train.sampler import Prompt, Sampler
 from r3.train.stream import QueryStream
 from r3.train.update import Updater, UpdateReport
 
@@ -100,21 +98,15 @@ class Trainer:
 
     def reflection_prompts(self, batch: Batch) -> list[Prompt]:
         """A second prompt for each hard query of the batch, showing one of its past failures (ISR)."""
-        settings = self.config.method.reflection
-        rates = self.buffer.success_rate([query.id for query, _ in batch]) if settings.enabled else {}
-        reasons = [hardness(rates.get(query.id), epoch, settings) for query, epoch in batch]
-        hard = [pair for pair, reason in zip(batch, reasons, strict=True) if reason == "built"]
-        ids = [query.id for query, _ in hard]
-        failures = self.buffer.history(ids, outcome=False, limit=settings.candidates) if hard else {}
-        self._reflections = {reason: reasons.count(reason) for reason in set(reasons) - {"built"}}
-        prompts = []
-        for query, epoch in hard:
-            rng = np.random.default_rng(seed_of(f"{self.config.run.seed}/{self.step}/{query.id}/reflect"))
-            made = reflect(query, failures[query.id], self.tokenizer, settings, rng=rng)
-            self._reflections[made.reason] = self._reflections.get(made.reason, 0) + 1
-            if made.prompt is not None and made.context is not None:
-                prompts.append(Prompt(query, epoch, made.prompt, made.context, self.plain_tokens(query)))
-        return prompts
+        seed = f"{self.config.run.seed}/{self.step}"
+        made, self._reflections = reflections(
+            self.buffer, batch, self.tokenizer, self.config.method.reflection, seed=seed
+        )
+        return [
+            Prompt(*batch[place], reflection.prompt, reflection.context, self.plain_tokens(batch[place][0]))
+            for place, reflection in made
+            if reflection.prompt is not None and reflection.context is not None
+        ]
 
     def sample(self, prompts: Sequence[Prompt], rounds: int = 0) -> list[Group]:
         """A verified group for each prompt."""
@@ -155,26 +147,7 @@ class Trainer:
 
     def history(self, groups: Sequence[Group]) -> Mapping[str, Sequence[Sample]]:
         """Past samples of the opposite outcome for every homogeneous group, as far as the age cap reaches."""
-        settings = self.config.method.replay
-        since = None if settings.max_age is None else self.version - settings.max_age
-        found: dict[str, list[Sample]] = {}
-        for outcome in (True, False):
-            ids = [group.query.id for group in groups if wanted_outcome(group, settings) is outcome]
-            for query_id, samples in self._read_history(ids, outcome, since).items():
-                found.setdefault(query_id, []).extend(samples)
-        return found
-
-    def _read_history(self, ids: Sequence[str], outcome: bool, since: int | None) -> dict[str, list[Sample]]:
-        if not ids:
-            return {}
-        settings = self.config.method.replay
-        young = self.buffer.history(
-            ids, outcome=outcome, limit=settings.candidates, since_version=since, distinct=settings.distinct
-        )
-        # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
-        bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
-        older = self.buffer.history(bare, outcome=outcome, limit=1) if bare else {}
-        return {**young, **older}
+        return past_samples(self.buffer, groups, self.config.method.replay, self.version)
 
     def plain_tokens(self, query: Query) -> IntArray:
         if query.id not in self._prompts:

@@ -1,0 +1,148 @@
+"""`R3Config`: TRL's `GRPOConfig` and r3's method settings, checked against each other.
+
+What TRL already has a setting for stays TRL's: the clip (`epsilon`, `epsilon_high`), the loss and its denominators
+(`loss_type`), the KL (`beta`), the ratio's level (`importance_sampling_level`), the scale (`scale_rewards`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl.trainer.grpo_config import GRPOConfig
+
+from r3.method.settings import MethodSettings
+
+# How each of TRL's losses weighs a token, in the words of r3's objective. `luspo` sums over a row: a constant of 1.
+NORMALISE = {
+    "grpo": "sequence",
+    "sapo": "sequence",
+    "dr_grpo": "constant",
+    "luspo": "constant",
+    "dapo": "token",
+    "cispo": "token",
+    "vespo": "token",
+}
+OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate"}
+
+
+@dataclass
+class R3Config(GRPOConfig):
+    """`GRPOConfig` with the settings of R³. Those that start with `r3_` are ours, all others TRL's."""
+
+    # As in TRL, so that the command line takes JSON for it.
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "r3_overrides"]  # noqa: RUF012
+
+    r3_method: str = field(default="r3", metadata={"help": "Preset: r3, r3-no-replay, …; grpo is TRL's own trainer."})
+    r3_overrides: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Method settings over the preset, nested or dotted: {'replay.k': 4, 'ranking': 'off'}."},
+    )
+    r3_outcome_reward: str | None = field(
+        default=None,
+        metadata={"help": "Name of the reward function that tells right from wrong; the first by default."},
+    )
+    r3_right_above: float = field(
+        default=0.5, metadata={"help": "An answer is right if that function's reward is above this."}
+    )
+    r3_id_column: str | None = field(
+        default=None, metadata={"help": "Data column with the query's id; by default the id is a hash of the prompt."}
+    )
+    r3_max_reflections: int | None = field(
+        default=None, metadata={"help": "Most reflection groups that join one generation batch; None for no limit."}
+    )
+    r3_buffer_path: str | None = field(
+        default=None,
+        metadata={"help": "File of the sample buffer, on a local disk; <output_dir>/r3_buffer.sqlite by default."},
+    )
+    r3_buffer_per_query: int | None = field(default=64, metadata={"help": "Most living samples of one query."})
+    r3_buffer_total: int | None = field(default=1_000_000, metadata={"help": "Most living samples in all."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        method = self.method()
+        if not (method.replay.enabled or method.reflection.enabled or method.ranking.enabled):
+            return
+        for conflict, fix in _conflicts(self, method):
+            if conflict:
+                raise ValueError(fix)
+        accumulated = int(self.steps_per_generation or 0) * self.num_iterations
+        if self.save_strategy == "steps" and (self.save_steps * self.gradient_accumulation_steps) % accumulated:
+            warnings.warn(
+                f"save_steps={self.save_steps} saves between two generations, where TRL cannot resume exactly: make "
+                "save_steps × gradient_accumulation_steps a multiple of steps_per_generation × num_iterations",
+                stacklevel=3,
+            )
+
+    def method(self) -> MethodSettings:
+        """The method's settings: the preset, the overrides, and what TRL's own settings say."""
+        overrides = _nested(self.r3_overrides if isinstance(self.r3_overrides, dict) else {})
+        if strange := set(_section(overrides, "objective")) - OBJECTIVE_OF_R3:
+            raise ValueError(
+                f"r3_overrides: objective.{sorted(strange)[0]} is TRL's to set: use epsilon, epsilon_high, loss_type, "
+                "beta or importance_sampling_level"
+            )
+        if "mask_truncated" in overrides:
+            raise ValueError("r3_overrides: mask_truncated is TRL's to set: use mask_truncated_completions")
+        if self.scale_rewards == "none":
+            overrides["advantage"] = {"scale": "none", **_section(overrides, "advantage")}
+        if self.loss_type in NORMALISE:
+            constant = 1 if self.loss_type == "luspo" else self.max_completion_length
+            normalised = {"normalise": NORMALISE[self.loss_type], "constant_length": constant}
+            overrides["objective"] = {**_section(overrides, "objective"), **normalised}
+        settings = MethodSettings.model_validate({"name": self.r3_method, **overrides})
+        if not self.mask_truncated_completions:
+            return settings
+        if settings.ranking.enabled:
+            raise ValueError(
+                "mask_truncated_completions leaves out just the answers that the ranking reward teaches with: "
+                "set mask_truncated_completions=False or r3_method='r3-no-ranking'"
+            )
+        return settings.model_copy(update={"mask_truncated": True})
+
+
+def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]:
+    """What cannot go together, and the fix of each."""
+    return [
+        (
+            method.resample.enabled,
+            "TRL cannot sample a batch again: leave out resample, or use r3_method='grpo' with loss_type='dapo'",
+        ),
+        (
+            args.loss_type not in NORMALISE,
+            f"loss_type={args.loss_type!r} divides by what a micro-batch happens to hold, which replayed rows change: "
+            f"use one of {', '.join(NORMALISE)}",
+        ),
+        (
+            args.scale_rewards not in ("group", "none"),
+            f"scale_rewards={args.scale_rewards!r} is not Eq. 3, which compares within a group: use 'group' or 'none'",
+        ),
+        (
+            args.multi_objective_aggregation != "sum_then_normalize",
+            "Eq. 3 normalises one reward per answer: use multi_objective_aggregation='sum_then_normalize'",
+        ),
+        (
+            args.r3_max_reflections is not None and args.r3_max_reflections < 1,
+            "r3_max_reflections must be at least 1, or None for no limit; for no reflection use r3-no-reflection",
+        ),
+    ]
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """{'replay.k': 4} as {'replay': {'k': 4}}; nested settings stay as they are."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, dot, name = key.partition(".")
+        if not dot:
+            nested[key] = {**nested[key], **value} if isinstance(value, dict) and key in nested else value
+        else:
+            nested[section] = {**_section(nested, section), name: value}
+    return nested
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    section = settings.get(name, {})
+    if not isinstance(section, dict):
+        raise ValueError(f"r3_overrides: {name} is given as {section!r} and field by field; give one of the two")
+    return section

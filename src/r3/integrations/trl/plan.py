@@ -1,0 +1,175 @@
+"""From gathered answers to what every rank trains on: pure functions, run by the main process.
+
+`decide` hands the batch to `r3.method.step` and returns a `Plan` in terms of rows; `lay_out` gives each rank as many
+rows as every other, in a number that TRL can split into micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from r3.method.settings import MethodSettings
+from r3.method.step import StepResult, step
+from r3.samples import PLAIN, Context, FloatArray, Group, IntArray, Query, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt of the batch: the query it puts, and whether it shows a past failure."""
+
+    query: Query
+    epoch: int
+    context: Context = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One row as TRL generated and judged it."""
+
+    prompt: IntArray
+    tokens: IntArray
+    logprobs: FloatArray
+    entropies: FloatArray | None
+    truncated: bool
+    right: bool
+    rewards: Mapping[str, float]
+    """Weighted reward of each reward function."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraRow:
+    """A sequence to train on that TRL did not generate in this batch under this prompt."""
+
+    prompt: IntArray
+    tokens: IntArray
+    behaviour: FloatArray | None
+    """Log-probs when it was drawn; None if that was under another prompt, so that they do not apply."""
+    advantage: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of the rows, the same on every rank."""
+
+    advantages: npt.NDArray[np.float64]
+    """Of each generated row, over all ranks; 0 for rows that are not trained on."""
+    weights: npt.NDArray[np.float64]
+    """What one token of each weighs in the loss, all denominators included."""
+    lengths: tuple[int, ...]
+    """Tokens of each generated answer."""
+    extra: tuple[ExtraRow, ...]
+    tokens: int
+    """Tokens of all members of all groups: the denominator of losses that count tokens."""
+    counts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRows:
+    """The rows of one rank: which of its own it keeps, which extra ones it takes, how many empty ones fill it up."""
+
+    kept: tuple[int, ...]
+    extra: tuple[int, ...]
+    empty: int
+
+    def __len__(self) -> int:
+        return len(self.kept) + len(self.extra) + self.empty
+
+
+def to_groups(
+    asked: Sequence[Asked], answers: Sequence[Answer], *, group_size: int, version: int, step: int
+) -> list[Group]:
+    """Rows in TRL's order (a prompt's answers side by side) as verified groups."""
+    plain = {a.query.id: answers[g * group_size].prompt for g, a in enumerate(asked) if a.context.kind == "plain"}
+    groups = []
+    for g, ask in enumerate(asked):
+        rows = answers[g * group_size : (g + 1) * group_size]
+        samples = tuple(_sample(ask, answer, version, step) for answer in rows)
+        reflecting = ask.context.kind == "reflection"
+        groups.append(
+            Group(ask.query, samples, rows[0].prompt, ask.context, plain[ask.query.id] if reflecting else None)
+        )
+    return groups
+
+
+def _sample(ask: Asked, answer: Answer, version: int, step: int) -> Sample:
+    return Sample(
+        ask.query.id,
+        answer.tokens,
+        answer.logprobs,
+        answer.entropies,
+        finish="length" if answer.truncated else "stop",
+        outcome=answer.right,
+        reward=math.fsum(answer.rewards.values()),
+        reward_parts=answer.rewards,
+        context=ask.context,
+        policy_version=version,
+        step=step,
+        epoch=ask.epoch,
+    )
+
+
+def decide(
+    groups: Sequence[Group], settings: MethodSettings, history: Mapping[str, Sequence[Sample]], version: int, seed: int
+) -> tuple[StepResult, Plan]:
+    """Ranking, replay and Eq. 3 over the batch (`r3.method.step`), and its outcome row by row."""
+    result = step(groups, settings, history=history, policy_version=version, seed=seed)
+    fresh = [sample for mixed in result.groups for sample in mixed.group.samples]
+    place = {id(sample): row for row, sample in enumerate(fresh)}
+    advantages, weights = np.zeros(len(fresh)), np.zeros(len(fresh))
+    extra = []
+    for w in result.weighted:
+        if w.origin == "replayed" or w.other_context:
+            behaviour = None if w.other_context else w.sample.logprobs
+            extra.append(ExtraRow(w.prompt, w.sample.tokens, behaviour, w.advantage, w.weight))
+        else:
+            row = place[id(w.sample)]
+            advantages[row], weights[row] = w.advantage, w.weight
+    members = [sample for mixed in result.groups for sample in mixed.members]
+    tokens = sum(len(sample) for sample in members if not (settings.mask_truncated and sample.truncated))
+    return result, Plan(advantages, weights, tuple(map(len, fresh)), tuple(extra), tokens, result.counts)
+
+
+def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, multiple: int) -> list[RankRows]:
+    """Equal rows for all ranks. Rows with a gradient stay where they are; the others give way to extra rows.
+
+    `trained` tells of each generated row, rank after rank, whether it has a gradient. Every rank gets `at_least` rows,
+    or more if the ones with a gradient do not fit, always a multiple of `multiple`.
+
+    >>> lay_out([True, True, False, False], 2, 1, at_least=2, multiple=1)
+    [RankRows(kept=(0, 1), extra=(), empty=0), RankRows(kept=(0,), extra=(0,), empty=0)]
+    """
+    own = len(trained) // ranks
+    rows = [[i for i in range(own) if trained[rank * own + i]] for rank in range(ranks)]
+    taken: list[list[int]] = [[] for _ in range(ranks)]
+    for index in range(extra):
+        emptiest = min(range(ranks), key=lambda rank: len(rows[rank]) + len(taken[rank]))
+        taken[emptiest].append(index)
+    needed = max(len(kept) + len(more) for kept, more in zip(rows, taken, strict=True))
+    size = multiple * max(math.ceil(at_least / multiple), math.ceil(needed / multiple))
+    laid = []
+    for rank, (kept, more) in enumerate(zip(rows, taken, strict=True)):
+        spare = [i for i in range(own) if not trained[rank * own + i]]
+        spare = spare[: size - len(kept) - len(more)]
+        empty = size - len(kept) - len(more) - len(spare)
+        laid.append(RankRows(tuple(sorted([*kept, *spare])), tuple(more), empty))
+    return laid
+
+
+def scale_of(settings: MethodSettings, rows: int, tokens: int) -> Callable[[float, int], float]:
+    """Turns a token's weight into a factor on the advantage, given what TRL's loss divides a token of a row by.
+
+    TRL counts rows (or tokens) where the method counts groups and their members: a mixed group of G + k members would
+    weigh more than one of G. The factor is 1 wherever nothing joined and no row was added or dropped.
+    """
+    objective = settings.objective
+    if objective.normalise == "token":
+        return lambda weight, length: weight * tokens
+    if objective.normalise == "constant":
+        return lambda weight, length: weight * rows * objective.constant_length
+    return lambda weight, length: weight * rows * length

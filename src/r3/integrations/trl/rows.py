@@ -1,0 +1,140 @@
+"""TRL's batch of padded rows: taking rows out of it, and putting others in.
+
+B rows, P prompt tokens (padded on the left), C completion tokens (padded on the right).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from r3.integrations.trl.plan import ExtraRow
+from r3.method.objective import LOG_RATIO_LIMIT
+from r3.method.settings import ObjectiveSettings
+
+Batch = dict[str, Tensor]
+# Every tensor of TRL's batch that has a row per answer, text only, with the value an empty row has.
+PROMPT = {"prompt_ids": 0, "prompt_mask": 0}
+COMPLETION = {
+    "completion_ids": 0,
+    "completion_mask": 0,
+    "old_per_token_logps": 0,
+    "ref_per_token_logps": 0,
+    "sampling_per_token_logps": 0,
+    "importance_sampling_ratio": 1,
+}
+KNOWN = {*PROMPT, *COMPLETION, "advantages", "num_items_in_batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Extra rows as tensors of one width."""
+
+    prompt_ids_BP: Tensor
+    prompt_mask_BP: Tensor
+    completion_ids_BC: Tensor
+    completion_mask_BC: Tensor
+    behaviour_BC: Tensor
+    """0 where `moved`."""
+    moved_B: Tensor
+    """Drawn under another prompt: the behaviour log-probs do not apply."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids_BP)
+
+    def __getitem__(self, chosen: slice) -> Padded:
+        return Padded(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    @property
+    def input_ids(self) -> Tensor:
+        return torch.cat([self.prompt_ids_BP, self.completion_ids_BC], dim=1)
+
+    @property
+    def attention_mask(self) -> Tensor:
+        return torch.cat([self.prompt_mask_BP, self.completion_mask_BC], dim=1)
+
+
+def check(batch: Batch) -> None:
+    """Refuse a batch with rows of a kind that we would leave behind."""
+    if strange := set(batch) - KNOWN:
+        raise ValueError(
+            f"R3Trainer trains on text answered in one turn, and TRL's batch holds {', '.join(sorted(strange))}: "
+            "use it without images, tools and environments, or set r3_method='grpo'"
+        )
+
+
+def pad_rows(extra: Sequence[ExtraRow], like: Batch, pad_id: int, multiple_of: int | None) -> Padded:
+    """The extra rows at the width of the batch, or wider if they are longer."""
+    device = like["prompt_ids"].device
+    wide_P = _width([len(row.prompt) for row in extra], like["prompt_ids"].size(1), multiple_of)
+    wide_C = _width([len(row.tokens) for row in extra], like["completion_ids"].size(1), multiple_of)
+    n = len(extra)
+    prompt_ids_BP = torch.full((n, wide_P), pad_id, dtype=torch.long)
+    prompt_mask_BP = torch.zeros((n, wide_P), dtype=torch.long)
+    completion_ids_BC = torch.full((n, wide_C), pad_id, dtype=torch.long)
+    completion_mask_BC = torch.zeros((n, wide_C), dtype=torch.long)
+    behaviour_BC = torch.zeros((n, wide_C))
+    for i, row in enumerate(extra):
+        prompt_ids_BP[i, wide_P - len(row.prompt) :] = torch.tensor(row.prompt)
+        prompt_mask_BP[i, wide_P - len(row.prompt) :] = 1
+        completion_ids_BC[i, : len(row.tokens)] = torch.tensor(row.tokens)
+        completion_mask_BC[i, : len(row.tokens)] = 1
+        if row.behaviour is not None:
+            behaviour_BC[i, : len(row.tokens)] = torch.tensor(row.behaviour)
+    moved_B = torch.tensor([row.behaviour is None for row in extra], dtype=torch.bool)
+    tensors = (prompt_ids_BP, prompt_mask_BP, completion_ids_BC, completion_mask_BC, behaviour_BC, moved_B)
+    return Padded(*(tensor.to(device) for tensor in tensors))
+
+
+def _width(lengths: list[int], own: int, multiple_of: int | None) -> int:
+    width = max([own, *lengths])
+    return width if multiple_of is None else math.ceil(width / multiple_of) * multiple_of
+
+
+def select(batch: Batch, kept: Sequence[int], extra: Padded, values: Batch, empty: int) -> Batch:
+    """The kept rows, the extra ones with their `values`, then empty ones, which no loss counts."""
+    rows = torch.tensor(kept, device=batch["prompt_ids"].device, dtype=torch.long)
+    more = {
+        "prompt_ids": extra.prompt_ids_BP,
+        "prompt_mask": extra.prompt_mask_BP,
+        "completion_ids": extra.completion_ids_BC,
+        "completion_mask": extra.completion_mask_BC,
+        **values,
+    }
+    out: Batch = {}
+    for name, tensor in batch.items():
+        if name not in PROMPT and name not in COMPLETION:
+            continue
+        own = tensor[rows]
+        if tensor.size(1) > 1 or name != "importance_sampling_ratio":  # its sequence modes have one column
+            left = name in PROMPT
+            width = (extra.prompt_ids_BP if left else extra.completion_ids_BC).size(1)
+            room = (width - tensor.size(1), 0) if left else (0, width - tensor.size(1))
+            own = torch.nn.functional.pad(own, room, value=float((PROMPT | COMPLETION)[name]))
+        joined = torch.cat([own, more[name][:, : own.size(1)].to(own.dtype)])
+        # An empty row repeats a real one, so that the model sees valid ids, with nothing of it in the loss.
+        blank = batch_row(joined, name, empty)
+        out[name] = torch.cat([joined, blank])
+    return out
+
+
+def batch_row(rows: Tensor, name: str, times: int) -> Tensor:
+    """Empty rows: the first one's prompt without an answer."""
+    first = rows[:1].repeat(times, 1)
+    return first if name in PROMPT or name == "completion_ids" else torch.full_like(first, COMPLETION[name])
+
+
+def importance(proximal_BC: Tensor, extra: Padded, settings: ObjectiveSettings, *, by_sequence: bool) -> Tensor:
+    """w of `r3.method.objective` for extra rows: min(π_prox/π_behave, C), 0 beyond the gate, 1 under a new prompt."""
+    mask_BC = extra.completion_mask_BC
+    log_BC = (proximal_BC - extra.behaviour_BC) * mask_BC
+    if by_sequence:
+        log_BC = (log_BC.sum(1, keepdim=True) / mask_BC.sum(1, keepdim=True)).expand_as(log_BC)
+    weight_BC = log_BC.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=settings.importance_cap)
+    if settings.ratio_gate is not None:
+        weight_BC = weight_BC.masked_fill(log_BC.abs() > math.log(settings.ratio_gate), 0.0)
+    return torch.where(extra.moved_B[:, None], torch.ones_like(weight_BC), weight_BC)

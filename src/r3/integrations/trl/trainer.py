@@ -1,0 +1,375 @@
+"""`R3Trainer`: TRL's `GRPOTrainer` with R³'s replay, reflection and ranking rewards.
+
+Six overrides, each around `super()`. Before TRL generates, reflection prompts join its rows; after TRL has judged
+them, `r3.method.step` decides the advantages, and rows of replayed samples join; TRL's own loss does the rest.
+
+Departures from the paper, and choices TRL makes for us:
+- Reflection groups are appended to the generation batch, in whole groups that divide over the processes.
+- A replayed sample takes the place of a row without gradient (advantage 0), on any rank; where those do not suffice,
+  all ranks get the same number of further rows. No member of a mixed group is dropped: Eq. 3 and the loss see all of
+  G ∪ G_C.
+- Rows of advantage 0 that gave way are not trained on; with `beta` > 0 TRL would have trained on their KL alone.
+- TRL's losses count rows, the method counts groups and their members: advantages are scaled by the ratio of the two.
+- Staleness: replayed tokens' truncated importance weights are folded into a per-token advantage, since TRL's clip is
+  around the current policy. The literal ratio π/π_behave of the paper (`correction: naive`) is not offered here.
+- TRL's log-probs are those of temperature sampling; top-k, top-p, min-p and penalties are not in them.
+- Right or wrong is a threshold on one reward function. A truncated answer is wrong and has none of that reward.
+- With every mechanism off this is TRL's trainer, its advantages included.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
+from transformers import TrainerCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from r3.buffer import SampleBuffer
+from r3.integrations.trl import rows
+from r3.integrations.trl.config import R3Config
+from r3.integrations.trl.dataset import as_trl, outcome_index, query_of
+from r3.integrations.trl.keeping import open_buffer, save_buffer
+from r3.integrations.trl.plan import Answer, Asked, Plan, RankRows, decide, lay_out, scale_of, to_groups
+from r3.method.step import StepResult
+from r3.samples import Context, Query
+from r3.train.recall import past_samples, reflections
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+
+@dataclass
+class _Seen:
+    """What TRL computes while it makes a batch, and does not return."""
+
+    rewards: Tensor | None = None
+    """Of all ranks' rows, by reward function."""
+    completion_ids: list[list[int]] = field(default_factory=list)
+    passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Log-probs and entropies of each forward pass of the policy."""
+
+
+class R3Trainer(GRPOTrainer):
+    """`GRPOTrainer` that learns from homogeneous groups too. Same constructor; `args` is an `R3Config`."""
+
+    args: R3Config
+
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: R3Config | None = None, *others: Any, **named: Any
+    ) -> None:
+        args = R3Config() if args is None else args
+        if not isinstance(args, R3Config):
+            raise TypeError(f"R3Trainer takes an R3Config, not a {type(args).__name__}: change its name in your script")
+        super().__init__(model, reward_funcs, args, *others, **named)
+        self.r3_settings = args.method()
+        self.r3_step: StepResult | None = None
+        """The last batch's mixed groups and advantages; on the main process."""
+        parts = (self.r3_settings.replay, self.r3_settings.reflection, self.r3_settings.ranking)
+        self._multiple_of = args.pad_to_multiple_of if isinstance(args.pad_to_multiple_of, int) else None
+        self._r3_on = any(part.enabled for part in parts)
+        self._group_size = int(args.num_generations or 0)
+        self._microbatches = int(args.steps_per_generation or 0)
+        self._r3_buffer: SampleBuffer | None = None
+        self._r3_seen: _Seen | None = None
+        self._r3_sampler: Any = None
+        self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names)
+        self.add_callback(_CloseBuffer(self))
+
+    # ------------------------------------------------------------- overrides
+
+    def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
+        if not (self._r3_on and self.model is not None and self.model.training):
+            return super()._generate_and_score_completions(inputs)
+        asked, inputs = self._with_reflections(inputs)
+        self._r3_seen = _Seen()
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+            seen = self._r3_seen
+        finally:
+            self._r3_seen = None
+        rows.check(batch)
+        answers = gather_object(self._answers(batch, seen))
+        plan = self._on_main(lambda: self._decide(asked, answers))
+        self._log_plan(plan)
+        return self._trained_rows(batch, plan)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._r3_seen is not None:
+            self._r3_seen.rewards, self._r3_seen.completion_ids = rewards, completion_ids_list
+        return rewards
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *inputs: Any, **options: Any) -> Any:
+        if self._r3_seen is None or model is not self.model:
+            return super()._get_per_token_logps_and_entropies(model, *inputs, **options)
+        logps, entropies, aux = super()._get_per_token_logps_and_entropies(
+            model, *inputs, **{**options, "compute_entropy": True}
+        )
+        self._r3_seen.passes.append((logps, entropies))
+        return logps, entropies, aux
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self._r3_buffer is not None:
+            folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            save_buffer(self._r3_buffer, folder)  # before the rest: no checkpoint looks whole without it
+        super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
+        if not self._r3_on or checkpoint is None:
+            return
+        self._on_main(lambda: self._open_buffer(checkpoint))
+        # TRL's sampler draws a new order at each pass, and starts over when resumed: pass by the orders already used.
+        for _ in range(self._epoch() - 1 if self._r3_sampler is not None else 0):
+            next(iter(self._r3_sampler), None)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._r3_sampler = super()._get_train_sampler(dataset)
+        return self._r3_sampler
+
+    def _epoch(self) -> int:
+        """The epoch under way, the first being 1; TRL counts it in fractions."""
+        return int((self.state.epoch or 0) + 1e-6) + 1
+
+    # ------------------------------------------------------------- before generation
+
+    def _with_reflections(self, inputs: list[Row]) -> tuple[list[Asked], list[Row]]:
+        """What each group of the batch is asked, and this rank's rows, with the reflection prompts of hard queries."""
+        everyone: list[Row] = gather_object(inputs)
+        size, epoch = self._group_size, self._epoch()
+        batch = [(query_of(row, self.args.r3_id_column), epoch) for row in everyone[::size]]
+        made = self._on_main(lambda: self._reflections(batch))
+        asked = [Asked(query, epoch) for query, epoch in batch]
+        for place, prompt, context in made:
+            asked.append(Asked(*batch[place], context))
+            everyone += [{**everyone[place * size + i], "prompt": prompt} for i in range(size)]
+        # TRL's groups lie side by side across the ranks, so all rows are dealt anew when there are more of them.
+        share = len(everyone) // self.accelerator.num_processes
+        rank = self.accelerator.process_index
+        return asked, everyone[rank * share : (rank + 1) * share] if made else inputs
+
+    def _reflections(self, batch: list[tuple[Query, int]]) -> list[tuple[int, Any, Context]]:
+        """Reflection prompts in TRL's form, each with the group it belongs beside; as many as the ranks can share."""
+        seed = f"{self.args.seed}/{self.state.global_step + 1}"
+        made, counts = reflections(self._buffer(), batch, self._tokenizer, self.r3_settings.reflection, seed=seed)
+        whole = self.accelerator.num_processes // math.gcd(self._group_size, self.accelerator.num_processes)
+        most = len(made) if self.args.r3_max_reflections is None else min(len(made), self.args.r3_max_reflections)
+        room = most // whole * whole
+        for reason in ("built", "early", "not_hard", "never_tried", "no_failure", "too_long"):
+            self._metrics["train"][f"r3/reflection/{reason}"].append(counts.get(reason, 0))
+        self._metrics["train"]["r3/reflection/no_room"].append(len(made) - room)
+        chosen = []
+        for place, reflection in made[:room]:
+            assert reflection.asked is not None
+            assert reflection.context is not None
+            chosen.append((place, as_trl(reflection.asked), reflection.context))
+        return chosen
+
+    # ------------------------------------------------------------- after generation
+
+    def _answers(self, batch: rows.Batch, seen: _Seen) -> list[Answer]:
+        """This rank's rows as plain values: what was drawn, how likely it was, how it was judged."""
+        assert seen.rewards is not None
+        logps_BC, entropies_BC = self._statistics(batch, seen)
+        if (drawn := batch.get("sampling_per_token_logps")) is not None:  # vLLM's own, NaN where it could not tell
+            logps_BC = torch.where(torch.isnan(drawn), logps_BC, drawn)
+        first = self.accelerator.process_index * len(seen.completion_ids)
+        rewards = (seen.rewards * self.reward_weights.to(seen.rewards.device)).double().cpu().numpy()
+        verdicts = seen.rewards[:, self._r3_outcome].tolist()
+        if any(map(math.isnan, verdicts)):  # those of all ranks, so that all stop
+            raise ValueError(
+                f"reward function {self.reward_func_names[self._r3_outcome]!r} returned None for an answer, and R³ "
+                "needs each judged right or wrong: name one that judges all in r3_outcome_reward"
+            )
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        prompts = [
+            ids[mask.bool()].cpu().numpy() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+        ]
+        logps, entropies = logps_BC.float().cpu().numpy(), entropies_BC.float().cpu().numpy()
+        answers = []
+        for i, tokens in enumerate(seen.completion_ids):
+            n, truncated = len(tokens), tokens[-1] not in ends
+            parts, right = self._judged(rewards[first + i], verdicts[first + i], truncated)
+            ids = np.asarray(tokens, dtype=np.int32)
+            answers.append(Answer(prompts[i], ids, logps[i, :n], entropies[i, :n], truncated, right, parts))
+        return answers
+
+    def _statistics(self, batch: rows.Batch, seen: _Seen) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the generated rows: from TRL's own pass if it made one, else from one of ours."""
+        old = batch.get("old_per_token_logps")
+        for logps_BC, entropies_BC in seen.passes:
+            if logps_BC is old and not self.mask_truncated_completions:
+                return logps_BC, entropies_BC
+        lengths = torch.tensor([len(ids) for ids in seen.completion_ids], device=batch["completion_ids"].device)
+        # Not TRL's completion mask: it hides truncated answers where those are masked, and the buffer wants them.
+        mask_BC = torch.arange(batch["completion_ids"].size(1), device=lengths.device) < lengths[:, None]
+        input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        attention = torch.cat([batch["prompt_mask"], mask_BC.long()], dim=1)
+        return self._forward(self.model, input_ids, attention, mask_BC.size(1))
+
+    def _judged(self, rewards: Any, verdict: float, truncated: bool) -> tuple[dict[str, float], bool]:
+        parts = {n: 0.0 if math.isnan(r) else float(r) for n, r in zip(self.reward_func_names, rewards, strict=True)}
+        if truncated:
+            parts[self.reward_func_names[self._r3_outcome]] = 0.0
+        return parts, verdict > self.args.r3_right_above and not truncated
+
+    def _decide(self, asked: Sequence[Asked], answers: Sequence[Answer]) -> Plan:
+        """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
+        version, buffer = self.state.global_step, self._buffer()
+        groups = to_groups(
+            asked, answers, group_size=self._group_size, version=version, step=self.state.global_step + 1
+        )
+        history = past_samples(buffer, groups, self.r3_settings.replay, version)
+        self.r3_step, plan = decide(groups, self.r3_settings, history, version, self.args.seed)
+        buffer.add(self.r3_step.samples)
+        return plan
+
+    def _trained_rows(self, batch: rows.Batch, plan: Plan) -> rows.Batch:
+        """TRL's batch with the plan's advantages and its extra rows."""
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        laid = lay_out(
+            (plan.advantages != 0).tolist(),
+            ranks,
+            len(plan.extra),
+            at_least=self.args.per_device_train_batch_size * self._microbatches,
+            multiple=self._microbatches,
+        )
+        mine = laid[rank]
+        # As many extra rows on every rank go through the model: sharded models make the ranks run in step.
+        stand_ins = max(len(own.extra) for own in laid) - len(mine.extra)
+        extra = [plan.extra[i] for i in (*mine.extra, *[0] * stand_ins)]
+        padded = rows.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
+        values, weight_BC = self._extra_values(batch, padded, len(mine.extra))
+        out = rows.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
+        out["advantages"] = self._advantages(plan, mine, len(mine) * ranks, weight_BC)
+        out["num_items_in_batch"] = torch.full_like(batch["num_items_in_batch"], plan.tokens)
+        self._metrics["train"]["r3/rows"].append(len(mine) * ranks)
+        self._metrics["train"]["r3/rows/empty"].append(sum(own.empty for own in laid))
+        return out
+
+    def _advantages(self, plan: Plan, mine: RankRows, total: int, weight_BC: Tensor) -> Tensor:
+        """Eq. 3's advantages at the scale of TRL's loss; by token where replayed rows carry importance weights."""
+        scale = scale_of(self.r3_settings, total, plan.tokens)
+        first = self.accelerator.process_index * (len(plan.advantages) // self.accelerator.num_processes)
+        own = [first + i for i in mine.kept]
+        kept = [plan.advantages[i] * scale(plan.weights[i], plan.lengths[i]) for i in own]
+        extra = [plan.extra[i] for i in mine.extra]
+        joined = [row.advantage * scale(row.weight, len(row.tokens)) for row in extra]
+        flat_B = torch.tensor([*kept, *joined, *[0.0] * mine.empty], dtype=torch.float32, device=weight_BC.device)
+        if not plan.extra:
+            return flat_B
+        weights_BC = torch.ones((len(flat_B), weight_BC.size(1)), device=flat_B.device)
+        weights_BC[len(own) : len(own) + len(joined)] = weight_BC
+        return flat_B[:, None] * weights_BC
+
+    # ------------------------------------------------------------- the model on extra rows
+
+    def _extra_values(self, batch: rows.Batch, extra: rows.Padded, n: int) -> tuple[rows.Batch, Tensor]:
+        """What TRL's loss wants to know of the first `n` extra rows, the others being stand-ins; and their weights."""
+        wide = extra.completion_ids_BC.size(1)
+        if len(extra) == 0:
+            nothing = torch.zeros((0, wide), device=self.accelerator.device)
+            return dict.fromkeys(rows.COMPLETION, nothing), nothing
+        proximal_BC = self._forward(self.model, extra.input_ids, extra.attention_mask, wide)[0][:n].float()
+        reference_BC = proximal_BC
+        if "ref_per_token_logps" in batch:
+            reference_BC = self._reference(extra.input_ids, extra.attention_mask, wide)[:n].float()
+        mine, by_sequence = extra[:n], self.importance_sampling_level == "sequence"
+        weight_BC = rows.importance(proximal_BC, mine, self.r3_settings.objective, by_sequence=by_sequence)
+        self._log_importance(weight_BC[mine.completion_mask_BC.bool()])
+        values = {
+            "old_per_token_logps": proximal_BC,
+            "ref_per_token_logps": reference_BC,
+            "sampling_per_token_logps": torch.where(mine.moved_B[:, None], proximal_BC, mine.behaviour_BC),
+            "importance_sampling_ratio": torch.ones_like(proximal_BC),
+        }
+        return values, weight_BC
+
+    @torch.no_grad()
+    def _forward(self, model: Any, input_ids: Tensor, attention_mask: Tensor, keep: int) -> tuple[Tensor, Any]:
+        logps_BC, entropies_BC, _ = self._get_per_token_logps_and_entropies(
+            model,
+            input_ids,
+            attention_mask,
+            keep,
+            batch_size=self.args.per_device_train_batch_size,
+            compute_entropy=model is self.model,  # TRL taught only the policy to return entropies
+        )
+        return logps_BC, entropies_BC
+
+    def _reference(self, input_ids: Tensor, attention_mask: Tensor, keep: int) -> Tensor:
+        """Log-probs under the reference policy: a model of its own, or with LoRA the policy without its adapter."""
+        if self.ref_model is not None:
+            return self._forward(self.ref_model, input_ids, attention_mask, keep)[0]
+        peft = self.accelerator.unwrap_model(self.model)
+        with use_adapter(peft, adapter_name="ref" if "ref" in peft.peft_config else None):
+            return self._forward(self.model, input_ids, attention_mask, keep)[0]
+
+    # ------------------------------------------------------------- the buffer, the ranks, the metrics
+
+    def _buffer(self) -> SampleBuffer:
+        if self._r3_buffer is None:
+            self._open_buffer(None)
+        assert self._r3_buffer is not None
+        return self._r3_buffer
+
+    def _open_buffer(self, checkpoint: str | None) -> None:
+        if self._r3_buffer is not None:
+            self._r3_buffer.close()
+        self._r3_buffer = open_buffer(self.args, checkpoint)
+
+    def close_buffer(self) -> None:
+        """Let go of the buffer's file; `train` does it at its end."""
+        if self._r3_buffer is not None:
+            self._r3_buffer.close()
+            self._r3_buffer = None
+
+    def _on_main(self, make: Callable[[], T]) -> T:
+        """What `make` returns on the main process, on all; if it fails there, all fail, rather than wait for ever."""
+        box: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                box[0] = make()
+            except Exception as error:  # noqa: BLE001  # raised again below, on every rank
+                box[1] = error
+        broadcast_object_list(box)
+        if box[1] is not None:
+            raise box[1]
+        value: T = box[0]
+        return value
+
+    def _log_plan(self, plan: Plan) -> None:
+        for name, value in plan.counts.items():
+            self._metrics["train"][f"r3/{name}"].append(value)
+        logged: Any = self._logs["advantages"]  # TRL's table of completions shows what was trained with
+        for _ in range(min(len(logged), len(plan.advantages))):
+            logged.pop()
+        logged.extend(plan.advantages.tolist())
+
+    def _log_importance(self, weight_T: Tensor) -> None:
+        """Mean weight, share of gated tokens and effective sample size of the replayed tokens of all ranks."""
+        n_T = torch.ones_like(weight_T)
+        sums = torch.stack([x.sum() for x in (weight_T, weight_T.square(), n_T * (weight_T == 0), n_T)])
+        total, squares, gated, n = self.accelerator.gather(sums[None]).sum(0).tolist()
+        self._metrics["train"]["r3/replay/importance_mean"].append(total / n)
+        self._metrics["train"]["r3/replay/gated_share"].append(gated / n)
+        self._metrics["train"]["r3/replay/ess"].append(total**2 / (n * squares) if squares else 0.0)
+
+
+class _CloseBuffer(TrainerCallback):
+    """Gives the buffer's file back when training ends, so that another run may open it."""
+
+    def __init__(self, trainer: R3Trainer) -> None:
+        self.trainer = trainer
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.trainer.close_buffer()

@@ -1,0 +1,194 @@
+"""The contract that every trainer with R³ in it keeps: the same rollouts give the same mixed groups and advantages.
+
+A `Recording` answers prompts from a script, so that the trainers meet the same responses as long as they ask the same
+prompts in the same order. A runner takes a recording through a trainer's real training loop and returns what the method
+decided at each step. To hold another trainer to the contract, write a runner and add it to `RUNNERS` in the test.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r3.method.step import StepResult
+from r3.rollout.protocol import Request, Response, Sampling
+from r3.samples import FloatArray, IntArray, Query
+from r3.tasks.base import Verdict
+from r3.train.sampler import seed_of
+from r3.train.stream import QueryStream
+from tests.tokenizing import char_tokenizer
+from tests.train.tiny import judge, overrides, save_model
+
+GROUP, LIMIT, BATCH, EPOCHS = 4, 12, 4, 4
+EOS = char_tokenizer().eos_token_id
+REFLECTION = {"max_prompt_tokens": 200, "template": "{question} NOT {attempt} BUT ", "cut_marker": "..."}
+# Rewards are exact in float32, which is what TRL hands rewards on in.
+LENGTH_LIMIT = 16
+SEED = 5
+
+
+def queries() -> list[Query]:
+    shares = ["0", "15", "85", "100"]
+    return [Query(f"q{i}", f"What is {i}+{i}?", shares[i % 4]) for i in range(8)]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    tokens: IntArray
+    logprobs: FloatArray
+    truncated: bool
+
+
+class Recording:
+    """The answers to each prompt, by how often it was asked before."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def answer(self, prompt: str) -> list[Recorded]:
+        self.asked[prompt] += 1
+        rng = np.random.default_rng(seed_of(f"{prompt}/{self.asked[prompt]}"))
+        return [self._one(rng) for _ in range(GROUP)]
+
+    @staticmethod
+    def _one(rng: np.random.Generator) -> Recorded:
+        length = int(rng.integers(1, LIMIT + 4))
+        ids = [*rng.integers(2, len(char_tokenizer()), length).tolist(), EOS][:LIMIT]
+        logprobs = -rng.exponential(size=len(ids))
+        return Recorded(np.asarray(ids, np.int32), logprobs.astype(np.float32), ids[-1] != EOS)
+
+
+# ---------------------------------------------------------------- our loop
+
+
+class RecordedEngine:
+    """Gives recorded answers, without entropies: the loop then measures them with its policy."""
+
+    exact = False
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Response]:
+        for place, request in enumerate(requests):
+            for index, one in enumerate(self.recording.answer(char_tokenizer().decode(request.prompt.tolist()))):
+                finish: Any = "length" if one.truncated else "stop"
+                yield Response(place, index, one.tokens, one.logprobs, None, finish)
+
+    def release(self) -> None:
+        pass
+
+
+class InOrder(QueryStream):
+    """The data in the order it came, every epoch."""
+
+    def _at(self, position: int) -> tuple[Query, int]:
+        return self.queries[position % len(self.queries)], self.epoch_at(position)
+
+
+class Judged:
+    name, heldout = "contract", ()
+
+    def __init__(self) -> None:
+        self.train = queries()
+
+    def verify(self, query: Query, completion: str) -> Verdict:
+        return Verdict(judge(completion, query.answer), "")
+
+    def close(self) -> None:
+        pass
+
+
+def run_loop(folder: Path) -> list[StepResult]:
+    """The recording through `r3.train.loop.Trainer`."""
+    from r3.buffer import SampleBuffer
+    from r3.config import load_config
+    from r3.train.loop import Trainer
+    from r3.train.optimiser import Optimiser
+    from r3.train.policy import Policy
+    from r3.train.sampler import Sampler
+    from r3.train.update import Updater
+
+    method = {f"method__reflection__{name}": f"'{value}'" for name, value in REFLECTION.items()}
+    method["method__reflection__max_prompt_tokens"] = 200  # type: ignore[assignment]
+    more: dict[str, Any] = {"reward__length_limit": LENGTH_LIMIT, "train__learning_rate": 1e-12, "run__seed": SEED}
+    config = load_config(None, overrides(folder, **method, **more))
+    policy = Policy.load(config.model)
+    optimiser = Optimiser(policy.model.parameters(), config.train, 100)
+    updater = Updater(policy, optimiser, config.method.objective, config.train, 1.0, exact=False)
+    task, engine = Judged(), RecordedEngine()
+    sampler = Sampler(engine, task, policy.tokenizer, Sampling(LIMIT, (EOS,)), config.reward, GROUP)
+    stream = InOrder(task.train, seed=0, epochs=EPOCHS)
+    results = []
+    with SampleBuffer(folder / "loop.sqlite") as buffer:
+        trainer = Trainer(config, task, stream, sampler, buffer, updater)
+        while not stream.exhausted:
+            results.append(trainer.train_step()[0])
+    sampler.close()
+    return results
+
+
+# ---------------------------------------------------------------- TRL
+
+
+def rewarded(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
+    """The loop's reward: 1 and a bonus for being short."""
+    right = [judge(completion, share) for completion, share in zip(completions, answer, strict=True)]
+    return [r * (1 + max(0.0, 1 - len(ids) / LENGTH_LIMIT)) for r, ids in zip(right, completion_ids, strict=True)]
+
+
+def run_trl(folder: Path) -> list[StepResult]:
+    """The recording through `R3Trainer.train()`."""
+    from datasets import Dataset
+
+    from r3.integrations.trl import R3Config, R3Trainer
+    from tests.integrations.trl_tiny import settings
+
+    recording, tokenizer = Recording(), copy.deepcopy(char_tokenizer())  # other tests share the original
+    tokenizer.pad_token = tokenizer.eos_token
+
+    def rollout(prompts: list[str], _: Any) -> dict[str, Any]:
+        answers = [one for prompt in prompts[::GROUP] for one in recording.answer(prompt)]
+        return {
+            "prompt_ids": [tokenizer.encode(prompt) for prompt in prompts],
+            "completion_ids": [one.tokens.tolist() for one in answers],
+            "logprobs": [one.logprobs.tolist() for one in answers],
+        }
+
+    class Watching(R3Trainer):
+        results: list[StepResult] = []  # noqa: RUF012
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            assert self.r3_step is not None
+            self.results.append(self.r3_step)
+            return batch
+
+    own = {"per_device_train_batch_size": BATCH * GROUP, "gradient_accumulation_steps": 1, "num_generations": GROUP}
+    method = {"reflection": REFLECTION, "ranking.peak_fraction": 0.25}
+    args = R3Config(
+        **settings(
+            folder,
+            **own,
+            r3_overrides=method,
+            r3_id_column="id",
+            learning_rate=1e-12,
+            seed=SEED,
+            num_train_epochs=EPOCHS,
+            max_completion_length=LIMIT,
+            shuffle_dataset=False,
+        )
+    )
+    rows = Dataset.from_list([{"id": q.id, "prompt": q.prompt, "answer": q.answer} for q in queries()])
+    model = folder / "model"
+    if not model.exists():
+        save_model(model)
+    trainer = Watching(str(model), rewarded, args, train_dataset=rows, processing_class=tokenizer, rollout_func=rollout)
+    trainer.train()
+    return trainer.results

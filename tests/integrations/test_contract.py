@@ -1,0 +1,44 @@
+"""Recorded rollouts through our loop and through each adapter: the same mixed groups, the same advantages to 1e-6."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from r3.method.step import StepResult
+from tests.integrations import contract
+
+RUNNERS = {"trl": contract.run_trl}
+pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own deprecations are theirs
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[StepResult]]:
+    folder = tmp_path_factory.mktemp("contract")
+    return folder, contract.run_loop(folder)
+
+
+def test_the_recording_calls_on_all_three_mechanisms(ours: tuple[Path, list[StepResult]]) -> None:
+    """Or the contract would hold for nothing."""
+    _, results = ours
+    for name in ("replay/joined", "groups/reflection", "ranking/groups", "groups/solve_all", "groups/solve_none"):
+        assert sum(result.counts[name] for result in results) > 0, name
+
+
+@pytest.mark.parametrize("trainer", RUNNERS)
+def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], trainer: str) -> None:
+    pytest.importorskip(trainer, reason=f"needs {trainer}: pip install 'r3-rl[{trainer}]'")
+    folder, expected = ours
+    found = RUNNERS[trainer](folder)
+    assert len(found) == len(expected)
+    for number, (theirs, own) in enumerate(zip(found, expected, strict=True)):
+        assert theirs.counts == own.counts, number
+        for a, b in zip(theirs.groups, own.groups, strict=True):
+            assert (a.group.query.id, a.group.context, a.ranked) == (b.group.query.id, b.group.context, b.ranked)
+            assert a.group.prompt.tolist() == b.group.prompt.tolist()
+            assert [m.tokens.tolist() for m in a.members] == [m.tokens.tolist() for m in b.members]
+            assert [m.outcome for m in a.members] == [m.outcome for m in b.members]
+            np.testing.assert_allclose(a.rewards, b.rewards, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(a.advantages, b.advantages, rtol=0, atol=1e-6)
