@@ -46,6 +46,18 @@ def test_the_papers_recipes_pass_a_dry_run(name: str, capsys: pytest.CaptureFixt
     assert "dry run passed" in text
 
 
+def test_a_dry_run_says_what_sharding_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ["train", str(RECIPES / "deepscaler-7b.yaml"), "--dry-run", "--processes", "8", "model.lora.enabled=false"]
+    assert main([*recipe, "train.shard=true"]) == 0
+    text = capsys.readouterr().out
+    assert "11.42 GB  optimiser (float32 masters and two moments), split over 8 processes" in text  # 7.62 B × 12 / 8
+    assert "in all, for each of 8 processes" in text
+    assert main([*recipe, "train.shard=false"]) == 0
+    assert "91.39 GB  optimiser" in capsys.readouterr().out
+    assert main([*recipe, "train.shard=true", "model.lora.enabled=true"]) == 2
+    assert "set one of them to false" in capsys.readouterr().err
+
+
 def test_a_dry_run_refuses_what_training_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "rollout.max_tokens=100000"]) == 2
     assert "the model's context is" in capsys.readouterr().err

@@ -108,6 +108,7 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this directory")
     train.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and stop")
     train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
+    train.add_argument("--processes", type=int, default=1, metavar="N", help="with --dry-run: as one of so many")
     train.add_argument("--quiet", action="store_true", help="no table at the end")
     train.set_defaults(run=_train)
 
@@ -136,7 +137,7 @@ def _train(arguments: argparse.Namespace) -> int:
             raise ConfigError("--dry-run looks at a recipe, --resume at a run: give one of them")
         from r3.train.dryrun import dry_run
 
-        print(dry_run(config))
+        print(dry_run(config, processes=max(1, arguments.processes)))
         return 0
     return _run_training(config, arguments)
 

@@ -154,6 +154,8 @@ class TrainSettings(Settings):
     """Gradients are scaled down to this norm."""
     tokens_per_microbatch: int = Field(16384, ge=1)
     """Token budget of one packed forward and backward; a longer sequence goes alone."""
+    shard: bool = False
+    """With several processes: split float32 masters, gradients and AdamW's moments over them (FSDP2)."""
     max_bad_updates: int = Field(5, ge=1)
     """Stop after so many updates in a row with NaN or infinite gradients (each is skipped)."""
 
@@ -224,6 +226,15 @@ class Config(Settings):
             raise ValueError("task.name=file needs task.path: a JSONL, JSON or Parquet file, or the name of a set")
         if self.task.name == "reasoning-gym" and self.task.family is None:
             raise ValueError("task.name=reasoning-gym needs task.family, e.g. letter_counting or knights_knaves")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_small(self) -> Config:
+        if self.train.shard and self.model.lora.enabled:
+            raise ValueError(
+                "train.shard splits what training adds to every parameter, and with model.lora.enabled that is little: "
+                "set one of them to false"
+            )
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ def judge(completion: str, answer: str, **_: Any) -> bool:
     return bool(completion) and (ord(completion[0]) * 7919 % 100) < float(answer)
 
 
-def save_model(folder: Path, *, seed: int = 0, context: int = 256) -> Path:
+def save_model(folder: Path, *, seed: int = 0, context: int = 256, tied: bool = False) -> Path:
     """A random Llama with a character tokenizer, in Hugging Face format; its answers end by chance."""
     tokenizer = char_tokenizer()
     torch.manual_seed(seed)
@@ -39,7 +39,7 @@ def save_model(folder: Path, *, seed: int = 0, context: int = 256) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=0.2,
     )

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from r3.verify import MathVerifier
+from r3.verify import MathSettings, MathVerifier
 
 
 @pytest.fixture(scope="session")
 def verifier() -> Iterator[MathVerifier]:
-    """One verifier for the tests that only ask it questions."""
-    with MathVerifier() as one:
+    """One verifier for the tests that only ask it questions; a busy machine gets the time it needs to answer them."""
+    with MathVerifier(MathSettings(seconds=60)) as one:
         yield one

@@ -43,8 +43,8 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def dry_run(config: Config) -> str:
-    """Check a config as far as possible without weights, and say what it would take."""
+def dry_run(config: Config, processes: int = 1) -> str:
+    """Check a config as far as possible without weights, and say what it would take (each of several processes)."""
     notes: list[str] = []
     shape = _shape(config, notes)
     with torch.device("meta"):
@@ -54,7 +54,7 @@ def dry_run(config: Config) -> str:
     lines = [
         f"model      {config.model.path}: {parameters / 1e9:.2f} B parameters, {type(model).__name__}",
         *_batch(config, queries),
-        *_memory(config, shape, parameters),
+        *_memory(config, shape, parameters, processes),
         *(f"note       {note}" for note in notes),
         "dry run passed: nothing was loaded, nothing was written",
     ]
@@ -115,14 +115,16 @@ def _on(enabled: bool) -> str:
     return "on" if enabled else "off"
 
 
-def _memory(config: Config, shape: Any, parameters: int) -> list[str]:
+def _memory(config: Config, shape: Any, parameters: int, processes: int) -> list[str]:
     """Bytes by what they are for: weights, gradients, optimiser, activations, logits, cache."""
+    shards = processes if config.train.shard else 1
     text = shape.get_text_config()
     width = 4 if config.model.dtype == "float32" else 2
     trained = _lora_parameters(config, text) if config.model.lora.enabled else parameters
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     cache_token = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * width
-    rows = min(config.rollout.max_rows, config.train.queries_per_step * config.rollout.group_size)
+    responses = config.train.queries_per_step * config.rollout.group_size
+    rows = min(config.rollout.max_rows, -(-responses // processes))
     budget = max(config.train.tokens_per_microbatch, config.rollout.max_tokens)
     # With checkpointing a layer keeps its input; without, about 16 tensors of hidden size and 3 of the MLP's.
     per_layer = 1 if config.model.gradient_checkpointing else 16 + 3 * text.intermediate_size / text.hidden_size
@@ -130,10 +132,12 @@ def _memory(config: Config, shape: Any, parameters: int) -> list[str]:
     device = pick_device(config.model)
     chunk = min(budget, chunk_size(text.vocab_size, device))
     logits = 3 * 4 if device.type == "cpu" else 2 * width  # eager float32 copies; compiled, logits and their gradient
+    masters_are_weights = width == 4 and shards == 1
+    split = f", split over {shards} processes" if shards > 1 else ""
     parts = {
         "weights": parameters * width,
-        "gradients (float32)": trained * 4,
-        "optimiser (float32 masters and two moments)": trained * (12 if width == 2 else 8),
+        f"gradients (float32){split}": trained * 4 / shards,
+        f"optimiser (float32 masters and two moments){split}": trained * (8 if masters_are_weights else 12) / shards,
         f"activations of {budget:,} tokens (estimate)": activations,
         f"logits of {chunk} positions": logits * chunk * text.vocab_size,
         f"KV cache of {rows} rows × {config.rollout.max_tokens:,} tokens (upper bound)": rows
@@ -141,7 +145,8 @@ def _memory(config: Config, shape: Any, parameters: int) -> list[str]:
         * cache_token,
     }
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
-    return [*lines, f"memory     {sum(parts.values()) / 1e9:8.2f} GB  in all"]
+    where = "in all" if processes == 1 else f"in all, for each of {processes} processes"
+    return [*lines, f"memory     {sum(parts.values()) / 1e9:8.2f} GB  {where}"]
 
 
 def _lora_parameters(config: Config, text: Any) -> int:

@@ -79,7 +79,7 @@ class Optimiser:
 
         A skipped update leaves parameters and state as they were.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
+        norm = self._clip()
         rate = learning_rate(update, self.total_updates, self.settings)
         finite = math.isfinite(norm)
         if finite:
@@ -89,6 +89,10 @@ class Optimiser:
             self._write_back()
         self.clear()
         return (norm, rate) if finite else None
+
+    def _clip(self) -> float:
+        """Scale gradients down to the largest norm allowed; the norm they had."""
+        return float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
 
     def _on_cuda(self) -> bool:
         return bool(self.masters) and all(master.is_cuda for master in self.masters)

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from r3.config import Config
 from r3.method.step import WeightedSample
@@ -22,6 +23,7 @@ from r3.run import RunError
 from r3.train.build import make_engine
 from r3.train.optimiser import Optimiser
 from r3.train.policy import Policy
+from r3.train.shard import ShardedOptimiser, ShardedPolicy
 from r3.train.state import load_state
 from r3.train.update import Updater, UpdateReport
 from r3.train.world import World
@@ -46,6 +48,11 @@ class Generate:
 @dataclass(frozen=True, slots=True)
 class Release:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Put the sharded optimiser's state together: rank 0 writes a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,31 @@ class SharedUpdater(Updater):
         self.world.broadcast(Update(list(weighted), version, seed))
         return super().update(weighted, version=version, seed=seed)
 
+    def optimiser_state(self) -> dict[str, Any]:
+        if self.sharded is not None:  # every rank has a part of it
+            self.world.broadcast(Gather())
+        return super().optimiser_state()
+
+
+def make_updater(config: Config, policy: Policy, total_updates: int, *, exact: bool, world: World) -> Updater:
+    """This rank's updater: alone, leading or serving; of the whole policy or of its part."""
+    sharded = ShardedPolicy(policy, world) if config.train.shard and world.size > 1 else None
+    if sharded is not None:
+        optimiser: Optimiser = ShardedOptimiser(sharded, policy, config.train, total_updates)
+    else:
+        optimiser = Optimiser(policy.model.parameters(), config.train, total_updates)
+    leads = world.size > 1 and world.rank == 0
+    return (SharedUpdater if leads else Updater)(
+        policy,
+        optimiser,
+        config.method.objective,
+        config.train,
+        config.rollout.temperature,
+        exact=exact,
+        world=world,
+        sharded=sharded,
+    )
+
 
 def _own_share(
     engine: Engine, world: World, requests: Sequence[Request], sampling: Sampling
@@ -103,23 +135,16 @@ def serve(config: Config, world: World, adapters_from: Path | None) -> None:
     start = world.broadcast()
     if start is None:
         return
-    optimiser = Optimiser(policy.model.parameters(), config.train, start.total_updates)
+    updater = make_updater(config, policy, start.total_updates, exact=engine.exact, world=world)
     if start.checkpoint is not None:
-        load_state(policy, optimiser, start.checkpoint)
-    updater = Updater(
-        policy,
-        optimiser,
-        config.method.objective,
-        config.train,
-        config.rollout.temperature,
-        exact=engine.exact,
-        world=world,
-    )
+        load_state(policy, updater.optimiser, start.checkpoint)
     while (order := world.broadcast()) is not None:
         if isinstance(order, Generate):
             world.gather(list(_own_share(engine, world, order.requests, order.sampling)))
         elif isinstance(order, Update):
             updater.update(order.weighted, version=order.version, seed=order.seed)
+        elif isinstance(order, Gather):
+            updater.optimiser_state()
         else:
             engine.release()
 

@@ -11,8 +11,16 @@ import yaml
 from r3.config import Config, ConfigError, apply_override, validate
 from r3.run import RunFiles
 
-# How long the run goes on, and what it keeps and shows. Anything else would make it another experiment.
-MAY_CHANGE = ("train.steps", "train.epochs", "train.tokens", "run.", "evaluate.every", "rollout.max_rows")
+# How long the run goes on, what it keeps and shows, and where it holds it. Anything else would be another experiment.
+MAY_CHANGE = (
+    "train.steps",
+    "train.epochs",
+    "train.tokens",
+    "train.shard",
+    "run.",
+    "evaluate.every",
+    "rollout.max_rows",
+)
 MAY_NOT_CHANGE = ("run.seed",)
 
 

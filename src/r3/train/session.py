@@ -27,13 +27,11 @@ from r3.run import (
 )
 from r3.train.build import Parts, build
 from r3.train.loop import Trainer
-from r3.train.optimiser import Optimiser
-from r3.train.ranks import SharedEngine, SharedUpdater, Start, dismiss, serve
+from r3.train.ranks import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.rows import group_summaries, rollout_rows
 from r3.train.sampler import Sampler
 from r3.train.state import restore, save
 from r3.train.stream import QueryStream
-from r3.train.update import Updater
 from r3.train.world import World
 
 log = logging.getLogger(__name__)
@@ -144,16 +142,7 @@ class _Session:
         total_updates = self.total_steps * config.train.updates_per_batch
         if world.size > 1:
             world.broadcast(Start(total_updates, checkpoint.path.absolute() if checkpoint is not None else None))
-        optimiser = Optimiser(parts.policy.model.parameters(), config.train, total_updates)
-        updater = (SharedUpdater if world.size > 1 else Updater)(
-            parts.policy,
-            optimiser,
-            config.method.objective,
-            config.train,
-            config.rollout.temperature,
-            exact=parts.engine.exact,
-            world=world,
-        )
+        updater = make_updater(config, parts.policy, total_updates, exact=parts.engine.exact, world=world)
         sampler = Sampler(
             parts.engine,
             parts.task,

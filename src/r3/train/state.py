@@ -21,7 +21,7 @@ def save(trainer: Trainer, folder: Path) -> None:
         "version": trainer.version,
         "position": trainer.stream.position,
         "bad_in_a_row": trainer.updater.bad_in_a_row,
-        "optimiser": trainer.updater.optimiser.state(),
+        "optimiser": trainer.updater.optimiser_state(),
         "rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

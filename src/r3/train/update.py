@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from r3.samples import FloatArray
 from r3.train.optimiser import Optimiser
 from r3.train.packing import Trajectory, pack, pack_sharing
 from r3.train.policy import Policy
+from r3.train.shard import ShardedPolicy
 from r3.train.world import World
 
 log = logging.getLogger(__name__)
@@ -93,8 +95,12 @@ class Updater:
         *,
         exact: bool = True,
         world: World | None = None,
+        sharded: ShardedPolicy | None = None,
     ) -> None:
         self.policy = policy
+        self.sharded = sharded
+        """The copy that is trained instead, where it is split over the processes; whoever trains it, all must."""
+        self.trained = sharded or policy
         self.optimiser = optimiser
         self.objective = objective
         self.settings = settings
@@ -119,17 +125,24 @@ class Updater:
             for number, part in enumerate(parts):
                 loss = torch.zeros((), device=self.policy.device)
                 for chosen in part:
+                    if not chosen and self.sharded is not None:
+                        self.sharded.join(_sequence(weighted[0]))
+                        continue
                     # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
                     batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
                     loss += batch_loss
                     done.add(chosen, diagnostics, entropy)
-                if self.world.size > 1:
+                if self.world.size > 1 and self.sharded is None:
                     self.world.sum_(self.optimiser.gradients())
                 self._step(version + number, float(loss), report)
         report.microbatches = len(done.seen)
         if (everyones := self.world.gather((done.packed(on_host=self.world.size > 1), report))) is not None:
             self._whole(weighted, everyones, report)
         return report
+
+    def optimiser_state(self) -> dict[str, Any]:
+        """Of the optimiser, whole: for a checkpoint."""
+        return self.optimiser.state()
 
     def _whole(
         self, weighted: Sequence[WeightedSample], everyones: Sequence[tuple[_Done, UpdateReport]], report: UpdateReport
@@ -150,25 +163,30 @@ class Updater:
         report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
 
     def _own(self, batches: list[list[int]], weighted: Sequence[WeightedSample]) -> list[list[int]]:
-        """This rank's micro-batches: dealt to whoever has the fewest tokens so far."""
+        """This rank's micro-batches: dealt to whoever has the fewest tokens so far.
+
+        Where the trained copy is sharded, empty ones make them as many as anybody has: all gather its layers together.
+        """
         load = [0] * self.world.size
-        own = []
+        dealt: list[list[list[int]]] = [[] for _ in load]
         for batch in batches:
             rank = load.index(min(load))
             load[rank] += sum(len(weighted[i].prompt) + len(weighted[i].sample) for i in batch)
-            if rank == self.world.rank:
-                own.append(batch)
+            dealt[rank].append(batch)
+        own = dealt[self.world.rank]
+        if self.sharded is not None:
+            own = own + [[]] * (max(map(len, dealt)) - len(own))
         return own
 
     @contextmanager
     def _training(self) -> Iterator[None]:
         """Training mode and packed attention, forward and backward."""
-        self.policy.base.train()
+        self.trained.base.train()
         try:
-            with packed(self.policy.base), self.policy.compiled():
+            with packed(self.trained.base), self.trained.compiled():
                 yield
         finally:
-            self.policy.base.eval()
+            self.trained.base.eval()
 
     def _split(self, n: int, seed: Sequence[int]) -> list[list[int]]:
         """Disjoint shares of the batch, one per update, drawn without order."""
@@ -186,7 +204,7 @@ class Updater:
         self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, scale: float
     ) -> tuple[Tensor, Diagnostics, Tensor]:
         samples = [weighted[i] for i in chosen]
-        statistics = self.policy.statistics([_sequence(w) for w in samples], temperature=self.temperature)
+        statistics = self.trained.statistics([_sequence(w) for w in samples], temperature=self.temperature)
         proximal_T = _joined(old.proximal, chosen)
         if proximal_T is None and not self.exact:
             proximal_T = statistics.logprobs_T.detach()
