@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card"),
+    pytest.mark.filterwarnings("default"),  # the libraries' own deprecations are theirs
+]
 
 
 def test_r3_trainer_trains_on_a_card(tmp_path: Path) -> None:
