@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from pathlib import Path
 
 from r3.buffer import SampleBuffer
 
@@ -53,3 +54,10 @@ def save_buffer(buffer: SampleBuffer, folder: str) -> None:
     newest = buffer.stats().newest_step
     if newest is not None:
         buffer.settle(newest)  # a resume starts from a copy: the live file is never rewound
+
+
+def prune_copies(home: str, pattern: str, *, needs: str) -> None:
+    """Remove the copies of checkpoints in `home` that the trainer thinned out: those that have lost `needs`."""
+    for copy in Path(home).glob(f"{pattern}/{FILE}"):
+        if not (copy.parent / needs).exists():
+            copy.unlink()
