@@ -197,3 +197,13 @@ def run_trl(folder: Path) -> list[StepResult]:
     trainer = Watching(str(model), rewarded, args, train_dataset=rows, processing_class=tokenizer, rollout_func=rollout)
     trainer.train()
     return trainer.results
+
+
+# ---------------------------------------------------------------- verl
+
+
+def run_verl(folder: Path) -> list[StepResult]:
+    """The recording through `python -m verl.trainer.main_ppo`, in a folder that other tests look at too."""
+    from tests.integrations.verl import running
+
+    return list(running.steps(running.whole()).values())

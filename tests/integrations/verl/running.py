@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,7 @@ HERE = "tests.integrations.verl"
 
 def prepare(folder: Path) -> None:
     """The contract's model and queries, as verl reads them."""
-    from tests.tokenizing import char_tokenizer
-
     save_model(folder / "model")
-    tokenizer = char_tokenizer()
-    tokenizer.save_pretrained(folder / "model")
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
     write(contract.queries(), folder / "train.parquet", "contract", "train")
 
@@ -102,6 +102,17 @@ def run(folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600
     )
+
+
+@cache
+def whole() -> Path:
+    """The folder of an uninterrupted run: eight steps with checkpoints; run once, whoever asks."""
+    folder = Path(tempfile.mkdtemp(prefix="r3-verl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    prepare(folder)
+    done = run(folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
 
 
 def steps(folder: Path) -> dict[int, StepResult]:
