@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import pickle
 import shutil
@@ -83,14 +84,15 @@ def overrides(folder: Path, **more: Any) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def run(folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    """verl's command, for real; what it writes lands in `folder`."""
+def run(folder: Path, failing: dict[str, list[int]] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    """verl's command, for real; what it writes lands in `folder`. `failing`: sessions, by prompt, of the third step."""
     folder.mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
         "R3_TEST_FOLDER": str(folder),
+        "R3_TEST_FAILING": json.dumps(failing or {}),
         "VERL_USE_EXTERNAL_MODULES": f"{HERE}.standins",
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -35,6 +35,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     running.prepare(folder)
     done = running.run(
         folder,
+        {"What is 1+1?": [0, 1, 2, 3], "What is 2+2?": [1]},
         actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean",
         actor_rollout_ref__actor__ppo_mini_batch_size=2,
         actor_rollout_ref__rollout__calculate_log_probs=False,
@@ -95,6 +96,14 @@ def test_past_samples_stay_out_of_verls_statistics_of_answers(whole: Path) -> No
     for number, result in running.steps(whole).items():
         lengths = [len(sample) for sample in result.samples]
         assert metrics(whole)[number]["response_length/mean"] == pytest.approx(sum(lengths) / len(lengths))
+
+
+def test_failed_rollouts_leave_the_batch_and_the_run_goes_on(other: Path) -> None:
+    groups = {m.group.query.prompt[0].content: m.group for m in running.steps(other)[3].groups}
+    assert "What is 1+1?" not in groups
+    assert len(groups["What is 2+2?"]) == contract.GROUP - 1
+    assert metrics(other)[3]["r3_method/groups/failed"] > 0
+    assert list(running.steps(other)) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["whole", "other"])

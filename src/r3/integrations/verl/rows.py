@@ -76,10 +76,10 @@ def add(batch: KVBatchMeta, joining: Sequence[Joining]) -> KVBatchMeta:
     if not joining:
         return batch
     tags = dict(zip(batch.keys, batch.tags, strict=True))
-    rows = []
-    for one in joining:
-        like = tq.kv_batch_get(keys=[one.like], partition_id=batch.partition_id)[0]
-        rows.append(_row(one, {name: like[name] for name in list(like.keys())}))
+    patterns = list(dict.fromkeys(one.like for one in joining))
+    data = tq.kv_batch_get(keys=patterns, partition_id=batch.partition_id)
+    likes = {key: data[i] for i, key in enumerate(patterns)}
+    rows = [_row(one, {name: likes[one.like][name] for name in list(data.keys())}) for one in joining]
     # verl keeps rows of this tag out of its own statistics of answers, where past ones do not belong either.
     new = [
         {
