@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo compare results test lint format types pytest browser test-gpu clean
+.PHONY: help setup demo compare results test lint format types pytest browser test-gpu verl-env test-verl clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -45,6 +45,24 @@ types: $(READY) ## mypy --strict on src/
 pytest: $(READY) ## the tests alone
 	$(BIN)/pytest -n 2
 
+# verl pins other versions than ours of what both use: its tests have an environment of their own.
+VERL := .venv-verl
+VERL_NEEDS := tests/integrations/verl/requirements.txt
+
+$(VERL)/.ready: $(VERL_NEEDS) pyproject.toml
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -c 'import torch' 2>/dev/null || $(VERL)/bin/pip install --quiet 'torch==2.13.0'
+	$(VERL)/bin/pip install --quiet --no-deps -r $(VERL_NEEDS)
+	$(VERL)/bin/pip install --quiet --no-deps -e .
+	touch $@
+
+verl-env: $(VERL)/.ready ## make .venv-verl, where the tests of the verl plugin run
+
+test-verl: verl-env ## the verl plugin in verl's own trainer, on a local Ray with stand-ins for what needs a GPU
+	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
+	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
+	  tests/integrations/verl tests/integrations/test_contract.py
+
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
 
@@ -58,4 +76,4 @@ browser: ## install Debian's Chromium where there is none and we are root: the t
 	fi
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -233,7 +233,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    data = commands.add_parser("data", help="check training data for evaluation problems")
+    data = commands.add_parser("data", help="check training data for evaluation problems; write it for verl")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check", help="find evaluation problems in training data", description="exit code 1: found"
@@ -242,6 +242,20 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     check.add_argument("--against", metavar="A,B", help="evaluation sets or files; without it, every known set")
     check.add_argument("--data", type=Path, metavar="DIR", help="folder of the sets (the environment variable R3_DATA)")
     check.set_defaults(run=_data_check)
+    text = "write a recipe's task as Parquet files for verl (docs/verl.md)"
+    verl = actions.add_parser("verl", help=text, description=text)
+    verl.add_argument("recipe", metavar="RECIPE.yaml", help="a recipe, as for r3 train; its task is written")
+    verl.add_argument("overrides", nargs="*", metavar="key=value", help="settings over the recipe's, e.g. task.path=…")
+    verl.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for train.parquet, heldout.parquet")
+    verl.set_defaults(run=_data_verl)
+
+
+def _data_verl(arguments: argparse.Namespace) -> int:
+    from r3.config import load_config
+    from r3.integrations.verl.data import export
+
+    print("\n".join(export(load_config(Path(arguments.recipe), list(arguments.overrides)), arguments.to)))
+    return 0
 
 
 def _data_check(arguments: argparse.Namespace) -> int:

@@ -10,13 +10,15 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from r3.method.settings import MethodSettings, RewardSettings, Settings
+
+Tree = TypeVar("Tree", bound=BaseModel)
 
 
 class ConfigError(ValueError):
@@ -289,10 +291,16 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def validate(given: Mapping[str, Any]) -> Config:
     """The config tree of a plain mapping, or a ConfigError with one line for every problem."""
+    return validate_as(Config, given)
+
+
+def validate_as(tree: type[Tree], given: Mapping[str, Any], under: str = "") -> Tree:
+    """The same for another tree of settings; `under` is the key that it lies under in someone else's config."""
     try:
-        return Config.model_validate(dict(given))
+        return tree.model_validate(dict(given))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(dict(problem)) for problem in error.errors())) from error
+        prefix = f"{under}." if under else ""
+        raise ConfigError("\n".join(prefix + _explain(dict(problem), tree) for problem in error.errors())) from error
 
 
 def apply_override(given: dict[str, Any], override: str) -> None:
@@ -328,13 +336,13 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _explain(problem: dict[str, Any]) -> str:
+def _explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
     where = [str(part) for part in problem["loc"]]
     key = ".".join(where) or "config"
     if problem["type"] == "extra_forbidden":
-        valid = _keys_at(where[:-1])
+        valid = _keys_at(tree, where[:-1])
         near = difflib.get_close_matches(where[-1], valid, n=1)
-        elsewhere = [] if near else [k for k in _all_keys() if k.split(".")[-1] == where[-1]]
+        elsewhere = [] if near else [k for k in _all_keys(tree) if k.split(".")[-1] == where[-1]]
         hint = f"did you mean {'.'.join([*where[:-1], near[0]])}?" if near else ""
         hint = hint or (f"did you mean {elsewhere[0]}?" if elsewhere else f"valid here: {', '.join(valid)}")
         return f"{key}: no such setting; {hint}"
@@ -344,8 +352,8 @@ def _explain(problem: dict[str, Any]) -> str:
     return f"{key}: {reason}{shown}"
 
 
-def _keys_at(where: Sequence[str]) -> list[str]:
-    section: Any = Config
+def _keys_at(tree: type[BaseModel], where: Sequence[str]) -> list[str]:
+    section: Any = tree
     for part in where:
         field = section.model_fields.get(part)
         section = _section(field) if field is not None else None
@@ -354,7 +362,7 @@ def _keys_at(where: Sequence[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def _all_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         yield prefix + name
         if below := _section(field):

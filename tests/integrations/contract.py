@@ -53,8 +53,13 @@ class Recording:
 
     def answer(self, prompt: str) -> list[Recorded]:
         self.asked[prompt] += 1
-        rng = np.random.default_rng(seed_of(f"{prompt}/{self.asked[prompt]}"))
-        return [self._one(rng) for _ in range(GROUP)]
+        return self.nth(prompt, self.asked[prompt])
+
+    @classmethod
+    def nth(cls, prompt: str, time: int) -> list[Recorded]:
+        """The answers when it is asked for the nth time."""
+        rng = np.random.default_rng(seed_of(f"{prompt}/{time}"))
+        return [cls._one(rng) for _ in range(GROUP)]
 
     @staticmethod
     def _one(rng: np.random.Generator) -> Recorded:
@@ -192,3 +197,13 @@ def run_trl(folder: Path) -> list[StepResult]:
     trainer = Watching(str(model), rewarded, args, train_dataset=rows, processing_class=tokenizer, rollout_func=rollout)
     trainer.train()
     return trainer.results
+
+
+# ---------------------------------------------------------------- verl
+
+
+def run_verl(folder: Path) -> list[StepResult]:
+    """The recording through `python -m verl.trainer.main_ppo`, in a folder that other tests look at too."""
+    from tests.integrations.verl import running
+
+    return list(running.steps(running.whole()).values())

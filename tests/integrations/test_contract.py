@@ -10,7 +10,8 @@ import pytest
 from r3.method.step import StepResult
 from tests.integrations import contract
 
-RUNNERS = {"trl": contract.run_trl}
+RUNNERS = {"trl": contract.run_trl, "verl": contract.run_verl}
+NEEDS = {"trl": "pip install 'r3-rl[trl]'", "verl": "make test-verl"}
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own deprecations are theirs
 
 
@@ -29,7 +30,7 @@ def test_the_recording_calls_on_all_three_mechanisms(ours: tuple[Path, list[Step
 
 @pytest.mark.parametrize("trainer", RUNNERS)
 def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], trainer: str) -> None:
-    pytest.importorskip(trainer, reason=f"needs {trainer}: pip install 'r3-rl[{trainer}]'")
+    pytest.importorskip(trainer, reason=f"needs {trainer}: {NEEDS[trainer]}")
     folder, expected = ours
     found = RUNNERS[trainer](folder)
     assert len(found) == len(expected)

@@ -1,1 +1,1 @@
-"""Thin adapters of `r3.method` for people who live in another trainer: `r3.integrations.trl`."""
+"""Thin adapters of `r3.method` for people who live in another trainer: `integrations.trl` and `integrations.verl`."""

@@ -7,38 +7,16 @@ rows as every other, in a number that TRL can split into micro-batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from r3.integrations.common.plan import placed
 from r3.method.settings import MethodSettings
 from r3.method.step import StepResult, step
-from r3.samples import PLAIN, Context, FloatArray, Group, IntArray, Query, Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt of the batch: the query it puts, and whether it shows a past failure."""
-
-    query: Query
-    epoch: int
-    context: Context = PLAIN
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One row as TRL generated and judged it."""
-
-    prompt: IntArray
-    tokens: IntArray
-    logprobs: FloatArray
-    entropies: FloatArray | None
-    truncated: bool
-    right: bool
-    rewards: Mapping[str, float]
-    """Weighted reward of each reward function."""
+from r3.samples import FloatArray, Group, IntArray, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,54 +59,21 @@ class RankRows:
         return len(self.kept) + len(self.extra) + self.empty
 
 
-def to_groups(
-    asked: Sequence[Asked], answers: Sequence[Answer], *, group_size: int, version: int, step: int
-) -> list[Group]:
-    """Rows in TRL's order (a prompt's answers side by side) as verified groups."""
-    plain = {a.query.id: answers[g * group_size].prompt for g, a in enumerate(asked) if a.context.kind == "plain"}
-    groups = []
-    for g, ask in enumerate(asked):
-        rows = answers[g * group_size : (g + 1) * group_size]
-        samples = tuple(_sample(ask, answer, version, step) for answer in rows)
-        reflecting = ask.context.kind == "reflection"
-        groups.append(
-            Group(ask.query, samples, rows[0].prompt, ask.context, plain[ask.query.id] if reflecting else None)
-        )
-    return groups
-
-
-def _sample(ask: Asked, answer: Answer, version: int, step: int) -> Sample:
-    return Sample(
-        ask.query.id,
-        answer.tokens,
-        answer.logprobs,
-        answer.entropies,
-        finish="length" if answer.truncated else "stop",
-        outcome=answer.right,
-        reward=math.fsum(answer.rewards.values()),
-        reward_parts=answer.rewards,
-        context=ask.context,
-        policy_version=version,
-        step=step,
-        epoch=ask.epoch,
-    )
-
-
 def decide(
     groups: Sequence[Group], settings: MethodSettings, history: Mapping[str, Sequence[Sample]], version: int, seed: int
 ) -> tuple[StepResult, Plan]:
     """Ranking, replay and Eq. 3 over the batch (`r3.method.step`), and its outcome row by row."""
     result = step(groups, settings, history=history, policy_version=version, seed=seed)
     fresh = [sample for mixed in result.groups for sample in mixed.group.samples]
-    place = {id(sample): row for row, sample in enumerate(fresh)}
+    first = np.cumsum([0, *(len(mixed.group) for mixed in result.groups)])
     advantages, weights = np.zeros(len(fresh)), np.zeros(len(fresh))
     extra = []
-    for w in result.weighted:
+    for group, member, w in placed(result):
         if w.origin == "replayed" or w.other_context:
             behaviour = None if w.other_context else w.sample.logprobs
             extra.append(ExtraRow(w.prompt, w.sample.tokens, behaviour, w.advantage, w.weight))
         else:
-            row = place[id(w.sample)]
+            row = first[group] + member
             advantages[row], weights[row] = w.advantage, w.weight
     members = [sample for mixed in result.groups for sample in mixed.members]
     tokens = sum(len(sample) for sample in members if not (settings.mask_truncated and sample.truncated))
@@ -159,17 +104,3 @@ def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, m
         empty = size - len(kept) - len(more) - len(spare)
         laid.append(RankRows(tuple(sorted([*kept, *spare])), tuple(more), empty))
     return laid
-
-
-def scale_of(settings: MethodSettings, rows: int, tokens: int) -> Callable[[float, int], float]:
-    """Turns a token's weight into a factor on the advantage, given what TRL's loss divides a token of a row by.
-
-    TRL counts rows (or tokens) where the method counts groups and their members: a mixed group of G + k members would
-    weigh more than one of G. The factor is 1 wherever nothing joined and no row was added or dropped.
-    """
-    objective = settings.objective
-    if objective.normalise == "token":
-        return lambda weight, length: weight * tokens
-    if objective.normalise == "constant":
-        return lambda weight, length: weight * rows * objective.constant_length
-    return lambda weight, length: weight * rows * length

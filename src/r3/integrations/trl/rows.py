@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from r3.integrations.common import importance as stale
 from r3.integrations.trl.plan import ExtraRow
-from r3.method.objective import LOG_RATIO_LIMIT
 from r3.method.settings import ObjectiveSettings
 
 Batch = dict[str, Tensor]
@@ -129,12 +129,7 @@ def batch_row(rows: Tensor, name: str, times: int) -> Tensor:
 
 
 def importance(proximal_BC: Tensor, extra: Padded, settings: ObjectiveSettings, *, by_sequence: bool) -> Tensor:
-    """w of `r3.method.objective` for extra rows: min(π_prox/π_behave, C), 0 beyond the gate, 1 under a new prompt."""
+    """What the extra rows' tokens weigh for their staleness: 1 under a new prompt."""
     mask_BC = extra.completion_mask_BC
-    log_BC = (proximal_BC - extra.behaviour_BC) * mask_BC
-    if by_sequence:
-        log_BC = (log_BC.sum(1, keepdim=True) / mask_BC.sum(1, keepdim=True)).expand_as(log_BC)
-    weight_BC = log_BC.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=settings.importance_cap)
-    if settings.ratio_gate is not None:
-        weight_BC = weight_BC.masked_fill(log_BC.abs() > math.log(settings.ratio_gate), 0.0)
+    weight_BC = stale.importance(proximal_BC, extra.behaviour_BC, mask_BC, settings, by_sequence=by_sequence)
     return torch.where(extra.moved_B[:, None], torch.ones_like(weight_BC), weight_BC)

@@ -34,11 +34,14 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from r3.buffer import SampleBuffer
+from r3.integrations.common.importance import importance_metrics, importance_sums
+from r3.integrations.common.keeping import FILE, open_buffer, save_buffer
+from r3.integrations.common.plan import Answer, Asked, scale_of, to_groups
+from r3.integrations.common.prompts import turns_of
 from r3.integrations.trl import rows
 from r3.integrations.trl.config import R3Config
-from r3.integrations.trl.dataset import as_trl, outcome_index, query_of
-from r3.integrations.trl.keeping import open_buffer, save_buffer
-from r3.integrations.trl.plan import Answer, Asked, Plan, RankRows, decide, lay_out, scale_of, to_groups
+from r3.integrations.trl.dataset import outcome_index, query_of
+from r3.integrations.trl.plan import Plan, RankRows, decide, lay_out
 from r3.method.step import StepResult
 from r3.samples import Context, Query
 from r3.train.recall import past_samples, reflections
@@ -171,7 +174,7 @@ class R3Trainer(GRPOTrainer):
         for place, reflection in made[:room]:
             assert reflection.asked is not None
             assert reflection.context is not None
-            chosen.append((place, as_trl(reflection.asked), reflection.context))
+            chosen.append((place, turns_of(reflection.asked), reflection.context))
         return chosen
 
     # ------------------------------------------------------------- after generation
@@ -225,9 +228,9 @@ class R3Trainer(GRPOTrainer):
     def _decide(self, asked: Sequence[Asked], answers: Sequence[Answer]) -> Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
         version, buffer = self.state.global_step, self._buffer()
-        groups = to_groups(
-            asked, answers, group_size=self._group_size, version=version, step=self.state.global_step + 1
-        )
+        size = self._group_size  # TRL lays a prompt's answers side by side
+        answered = [(ask, answers[g * size : (g + 1) * size]) for g, ask in enumerate(asked)]
+        groups = to_groups(answered, version=version, step=self.state.global_step + 1)
         history = past_samples(buffer, groups, self.r3_settings.replay, version)
         self.r3_step, plan = decide(groups, self.r3_settings, history, version, self.args.seed)
         buffer.add(self.r3_step.samples)
@@ -325,7 +328,9 @@ class R3Trainer(GRPOTrainer):
     def _open_buffer(self, checkpoint: str | None) -> None:
         if self._r3_buffer is not None:
             self._r3_buffer.close()
-        self._r3_buffer = open_buffer(self.args, checkpoint)
+        path = self.args.r3_buffer_path or os.path.join(str(self.args.output_dir), FILE)
+        limits = {"per_query": self.args.r3_buffer_per_query, "total": self.args.r3_buffer_total}
+        self._r3_buffer = open_buffer(path, checkpoint, **limits)
 
     def close_buffer(self) -> None:
         """Let go of the buffer's file; `train` does it at its end."""
@@ -356,13 +361,9 @@ class R3Trainer(GRPOTrainer):
         logged.extend(plan.advantages.tolist())
 
     def _log_importance(self, weight_T: Tensor) -> None:
-        """Mean weight, share of gated tokens and effective sample size of the replayed tokens of all ranks."""
-        n_T = torch.ones_like(weight_T)
-        sums = torch.stack([x.sum() for x in (weight_T, weight_T.square(), n_T * (weight_T == 0), n_T)])
-        total, squares, gated, n = self.accelerator.gather(sums[None]).sum(0).tolist()
-        self._metrics["train"]["r3/replay/importance_mean"].append(total / n)
-        self._metrics["train"]["r3/replay/gated_share"].append(gated / n)
-        self._metrics["train"]["r3/replay/ess"].append(total**2 / (n * squares) if squares else 0.0)
+        sums = self.accelerator.gather(importance_sums(weight_T)[None]).sum(0)
+        for name, value in importance_metrics(sums).items():
+            self._metrics["train"][f"r3/{name}"].append(value)
 
 
 class _CloseBuffer(TrainerCallback):

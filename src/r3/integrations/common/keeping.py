@@ -1,4 +1,4 @@
-"""The buffer's life in a TRL run: one live file, held by the main process, and a copy in every checkpoint.
+"""The buffer's life in another trainer's run: one live file, held by one process, and a copy in every checkpoint.
 
 The copy is whole, so that a checkpoint can be moved, and resumed with any number of processes.
 """
@@ -8,35 +8,30 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from pathlib import Path
 
 from r3.buffer import SampleBuffer
-from r3.integrations.trl.config import R3Config
 
 log = logging.getLogger(__name__)
 FILE = "r3_buffer.sqlite"
 
 
-def live_path(args: R3Config) -> str:
-    return args.r3_buffer_path or os.path.join(str(args.output_dir), FILE)
-
-
-def open_buffer(args: R3Config, checkpoint: str | None) -> SampleBuffer:
-    """The buffer of a new run (empty), or of a resumed one (as it was at the checkpoint)."""
-    path = live_path(args)
+def open_buffer(path: str, checkpoint: str | None, *, per_query: int | None, total: int | None) -> SampleBuffer:
+    """The buffer of a new run (empty), or of a resumed one (as it was at the checkpoint in that folder)."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     source = None if checkpoint is None else os.path.join(checkpoint, FILE)
     if source is not None and not os.path.exists(source):
         raise FileNotFoundError(
-            f"{source} is missing: {checkpoint} was not written by R3Trainer; start a new run from its weights instead"
+            f"{source} is missing: {checkpoint} was not written with R³; start a new run from its weights instead"
         )
     _make_way(path, warn=source is None)
     if source is not None:
         shutil.copyfile(source, path)
-    return SampleBuffer(path, per_query=args.r3_buffer_per_query, total=args.r3_buffer_total)
+    return SampleBuffer(path, per_query=per_query, total=total)
 
 
 def _make_way(path: str, *, warn: bool) -> None:
-    """Remove an earlier run's live file: as with TRL's checkpoints, a new run in the same folder writes over it."""
+    """Remove an earlier run's live file: as with a trainer's checkpoints, a new run in the folder writes over it."""
     if not os.path.exists(path):
         return
     SampleBuffer(path).close()  # refuses while another process still writes to it
@@ -59,3 +54,10 @@ def save_buffer(buffer: SampleBuffer, folder: str) -> None:
     newest = buffer.stats().newest_step
     if newest is not None:
         buffer.settle(newest)  # a resume starts from a copy: the live file is never rewound
+
+
+def prune_copies(home: str, pattern: str, *, needs: str) -> None:
+    """Remove the copies of checkpoints in `home` that the trainer thinned out: those that have lost `needs`."""
+    for copy in Path(home).glob(f"{pattern}/{FILE}"):
+        if not (copy.parent / needs).exists():
+            copy.unlink()

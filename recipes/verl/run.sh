@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# R³ in verl: recipes/verl/run.sh deepscaler-1.5b [verl's overrides, key=value …]
+#
+# R3_VERL_DATA    folder with train.parquet and heldout.parquet (r3 data verl …), the same path on every node  [data]
+# R3_VERL_OUT     folder for checkpoints, the same path on every node                                   [checkpoints]
+# NNODES, GPUS_PER_NODE   size of the Ray cluster                                                              [1, 8]
+# RAY_ADDRESS     set it (e.g. auto) to use a cluster that is up; without it verl starts Ray on this machine
+#
+# The same command resumes: verl goes on from the newest checkpoint.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+recipe="${1:?which one: deepscaler-1.5b or deepscaler-7b}"
+shift
+if [ ! -f "$here/$recipe.yaml" ]; then
+  echo "$here/$recipe.yaml: no such recipe; there are deepscaler-1.5b and deepscaler-7b" >&2
+  exit 2
+fi
+data="$(realpath -m "${R3_VERL_DATA:-data}")"
+out="$(realpath -m "${R3_VERL_OUT:-checkpoints}")"
+# verl keeps quiet about a plugin that does not load; this does not.
+python -W ignore -m r3.integrations.verl
+# Paths in full and here, not in the recipe: Ray may run the trainer on another node, in another folder.
+exec python -m verl.trainer.main_ppo --config-path "$here" --config-name "$recipe" \
+  data.train_files="$data/train.parquet" data.val_files="$data/heldout.parquet" \
+  trainer.default_local_dir="$out/$recipe" \
+  trainer.nnodes="${NNODES:-1}" trainer.n_gpus_per_node="${GPUS_PER_NODE:-8}" "$@"

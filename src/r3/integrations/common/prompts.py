@@ -1,0 +1,33 @@
+"""A trainer's prompts (plain text, or chat turns as dictionaries) in r3's terms, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from r3.method.reflection import Asked
+from r3.samples import Message
+
+
+def prompt_id(prompt: Any) -> str:
+    """An id that equal prompts share: where the data have none, equal prompts are the same query."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def asked_of(prompt: Any) -> Asked:
+    """The prompt as text or messages."""
+    if isinstance(prompt, str):
+        return prompt
+    for turn in prompt:
+        if not isinstance(turn["content"], str):
+            raise ValueError("R³ trains on text: a prompt's content must be a string, not a list of parts")
+    return tuple(Message(turn["role"], turn["content"]) for turn in prompt)
+
+
+def turns_of(asked: Asked) -> str | list[dict[str, str]]:
+    """The prompt in the form of the trainer's data."""
+    if isinstance(asked, str):
+        return asked
+    return [{"role": turn.role, "content": turn.content} for turn in asked]

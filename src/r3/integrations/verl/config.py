@@ -1,0 +1,152 @@
+"""`+r3_method.*` in verl's config: the method's settings, checked on their own and against verl's.
+
+What verl has a setting for stays verl's: the clip (`clip_ratio_low`, `clip_ratio_high`), the loss and its denominators
+(`policy_loss.loss_mode`, `loss_agg_mode`), the KL (`use_kl_loss`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from r3.config import BufferSettings, ConfigError, validate_as
+from r3.integrations.verl import ESTIMATOR, KEY, REWARD
+from r3.method.settings import MethodSettings, RewardSettings
+
+OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate"}
+LOSSES = ("vanilla", "gspo", "cispo")
+# How verl's aggregations weigh a token, in the words of r3's objective.
+NORMALISE = {
+    "token-mean": "token",
+    "seq-mean-token-mean": "sequence",
+    "seq-mean-token-sum": "constant",
+    "seq-mean-token-sum-norm": "constant",
+}
+
+
+class BufferPlace(BufferSettings):
+    """The sample buffer S: its limits and its file."""
+
+    path: str | None = None
+    """Its file, on a local disk of the node that runs the trainer; <trainer.default_local_dir>/r3_buffer.sqlite."""
+
+
+class VerlSettings(MethodSettings):
+    """The method and what the plugin needs beside it."""
+
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    buffer: BufferPlace = Field(default_factory=BufferPlace)
+    query_key: Literal["index", "prompt"] = "index"
+    """What a query's history is kept under: extra_info.index, which must be unique, or a hash of the prompt."""
+    max_reflections: int | None = Field(None, ge=1)
+    """Most reflection prompts that join one batch; None for no limit."""
+    right_above: float = 0.5
+    """With reward.custom_reward_function: an answer is right if its score is above this."""
+    seed: int = 0
+    """Draws the failures that reflection prompts show, and replayed samples where replay.order is random."""
+
+
+def settings_of(config: DictConfig) -> VerlSettings:
+    """The validated section, with the loss's denominators as verl's own settings say."""
+    given = OmegaConf.to_container(config.get(KEY) or OmegaConf.create(), resolve=True)
+    if not isinstance(given, dict):
+        raise ConfigError(f"{KEY} holds settings by name, e.g. +{KEY}.name=r3, and is {given!r}")
+    objective = given.get("objective", {})
+    if not isinstance(objective, dict) or set(objective) - OBJECTIVE_OF_R3:
+        raise ConfigError(
+            f"{KEY}.objective: the surrogate is verl's to set, with actor_rollout_ref.actor.clip_ratio_low, "
+            "clip_ratio_high, loss_agg_mode, use_kl_loss and policy_loss.loss_mode; r3's are importance_cap, ratio_gate"
+        )
+    actor = config.actor_rollout_ref.actor
+    by_sequence = actor.policy_loss.loss_mode == "gspo"  # verl's gspo averages by sequence, whatever loss_agg_mode says
+    normalise = "sequence" if by_sequence else NORMALISE.get(actor.loss_agg_mode)
+    if normalise is None:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode} has no denominator that the method knows: "
+            f"use one of {', '.join(NORMALISE)}"
+        )
+    constant = actor.loss_scale_factor if actor.loss_agg_mode == "seq-mean-token-sum-norm" else 1
+    if normalise == "constant" and constant is None:
+        raise ConfigError(
+            "seq-mean-token-sum-norm without a constant divides by what a micro-batch is padded to: "
+            "set actor_rollout_ref.actor.loss_scale_factor, e.g. to data.max_response_length"
+        )
+    weighed: dict[str, Any] = {"normalise": normalise, "ratio": "sequence" if by_sequence else "token"}
+    if normalise == "constant":
+        weighed["constant_length"] = constant
+    return validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY)
+
+
+def checked(config: DictConfig) -> VerlSettings:
+    """The settings, or a ConfigError for the first of verl's settings that they cannot go with."""
+    settings = settings_of(config)
+    for conflict, fix in _conflicts(config, settings):
+        if conflict:
+            raise ConfigError(fix)
+    return settings
+
+
+def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, str]]:
+    """What cannot go together, and the fix of each."""
+    actor_rollout, algorithm, sampler = config.actor_rollout_ref, config.algorithm, config.trainer.v1.sampler
+    loss, limit = actor_rollout.actor.policy_loss.loss_mode, config.data.max_prompt_length
+    correction: Any = algorithm.get("rollout_correction") or {}
+    reflecting = settings.reflection.enabled and settings.reflection.max_prompt_tokens > limit
+    return [
+        (
+            settings.resample.enabled,
+            f"verl's sampler would draw again for the groups that R³ learns from: set +{KEY}.resample=off, or for DAPO "
+            "run verl's own trainer_mode=sync with algorithm.filter_groups",
+        ),
+        (
+            bool((algorithm.get("filter_groups") or {}).get("enable")),
+            "algorithm.filter_groups drops the groups that R³ learns from: set algorithm.filter_groups.enable=false",
+        ),
+        (
+            algorithm.adv_estimator != ESTIMATOR,
+            f"the advantages are Eq. 3's over mixed groups: set algorithm.adv_estimator={ESTIMATOR}",
+        ),
+        (
+            config.reward.reward_manager.name != REWARD,
+            f"R³ needs to know right, wrong and truncated: set reward.reward_manager.name={REWARD}, and your "
+            "own judge, if you have one, as reward.custom_reward_function",
+        ),
+        (
+            bool(config.reward.reward_model.enable),
+            "R³ needs a verdict, not a score: set reward.reward_model.enable=false",
+        ),
+        (bool(config.critic.enable), "R³ has no critic: leave critic.enable unset"),
+        (
+            bool(algorithm.use_kl_in_reward),
+            "Eq. 3 is over rewards alone: use actor_rollout_ref.actor.use_kl_loss instead",
+        ),
+        (
+            bool(correction.get("bypass_mode")),
+            "bypass_mode skips the pass that entropies and the replayed rows' log-probs come from: "
+            "set algorithm.rollout_correction.bypass_mode=false",
+        ),
+        (
+            correction.get("rollout_rs") is not None,
+            "rejection takes tokens out of the loss's denominators behind the method's back: set "
+            f"algorithm.rollout_correction.rollout_rs=null; stale tokens are gated by +{KEY}.objective.ratio_gate",
+        ),
+        (
+            loss not in LOSSES,
+            f"policy_loss.loss_mode={loss} is not linear in the advantage, which carries the replayed tokens' weights: "
+            f"use one of {', '.join(LOSSES)}",
+        ),
+        (
+            reflecting,
+            f"verl would cut reflection prompts of up to {settings.reflection.max_prompt_tokens} tokens to "
+            f"data.max_prompt_length={limit}, from the left: raise that, or set "
+            f"+{KEY}.reflection.max_prompt_tokens={limit}",
+        ),
+        (bool(actor_rollout.rollout.multi_turn.enable), "R³ trains on one turn: set rollout.multi_turn.enable=false"),
+        (
+            bool(sampler.get("sync_refill_failed_groups")),
+            "failed groups are left out of the batch: set trainer.v1.sampler.sync_refill_failed_groups=false",
+        ),
+        (bool(config.skip.rollout_tq.enable), "cached rollouts have no history: set skip.rollout_tq.enable=false"),
+    ]

@@ -1,0 +1,62 @@
+"""`r3 data verl`: a task's queries as the Parquet files that verl reads, held-out ones apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from r3.config import Config, ConfigError
+from r3.integrations.common.prompts import turns_of
+from r3.samples import Query
+from r3.tasks import load_task
+
+
+def row_of(query: Query, source: str, split: str) -> dict[str, Any]:
+    """One query as verl's data rows are laid out; a prompt of plain text becomes a user's turn."""
+    turns = turns_of(query.prompt)
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": turns}] if isinstance(turns, str) else turns,
+        "reward_model": {"style": "rule", "ground_truth": query.answer},
+        "extra_info": {"index": query.id, "split": split},
+    }
+
+
+def write(queries: Sequence[Query], path: Path, source: str, split: str) -> None:
+    """A Parquet file of the queries, each under an id of its own."""
+    twice = [name for name, n in Counter(query.id for query in queries).items() if n > 1]
+    if twice:
+        raise ConfigError(f"{len(twice)} ids come more than once, e.g. {twice[0]!r}: give task.id_column unique values")
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ConfigError("writing Parquet needs pyarrow: pip install 'r3-rl[parquet]'") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist([row_of(query, source, split) for query in queries])
+    partial = path.with_suffix(".partial")
+    parquet.write_table(table, partial)
+    partial.replace(path)  # whole or not at all
+
+
+def export(config: Config, folder: Path) -> list[str]:
+    """Write the config's task to `folder`; what was written and how verl is to judge it, line by line."""
+    source = config.task.path or config.task.name
+    task = load_task(config.task, config.run.seed)
+    said = []
+    try:
+        for name, queries in (("train", task.train), ("heldout", task.heldout)):
+            if queries:
+                write(queries, folder / f"{name}.parquet", source, name)
+                said.append(f"written    {folder / f'{name}.parquet'}: {len(queries):,} queries")
+    finally:
+        task.close()
+    if config.task.name != "file" or config.task.verifier != "math":
+        judge = config.task.verifier if config.task.name == "file" else f"that of the task {config.task.name}"
+        said.append(
+            f"note       r3_reward judges the last \\boxed{{}} as maths, and this task's verifier is {judge}: give "
+            "verl yours with reward.custom_reward_function.path and .name"
+        )
+    return said

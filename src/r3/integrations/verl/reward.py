@@ -1,0 +1,69 @@
+"""The rewards: right or wrong by r3's verifier (or a judge of yours), and the paper's bonus for few tokens.
+
+Beside the reward verl is told what R³ must know of an answer: whether it is right and whether it was cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from transformers import GenerationConfig
+from verl.experimental.reward_loop.reward_manager import register
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.utils.fs import copy_to_local
+
+from r3.integrations.verl import REWARD
+from r3.integrations.verl.config import settings_of
+from r3.method.reward import reward_parts
+from r3.verify import MathVerifier
+
+
+@register(REWARD)
+class R3RewardManager(RewardManagerBase):  # type: ignore[misc]
+    """1 + max(0, 1 − l / L_max) for a right answer of l tokens, 0 for a wrong or truncated one."""
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        self.settings = settings_of(config)
+        self.ends = stop_tokens(config, tokenizer)
+        own = config.reward.custom_reward_function.path is not None
+        self.verifier = None if own else MathVerifier()
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Judge the one answer in `data`."""
+        item = data[-1]
+        length = int(item.batch["attention_mask"][-len(item.batch["responses"]) :].sum())
+        tokens = item.batch["responses"][:length]
+        truncated = int(tokens[-1]) not in self.ends
+        right = False if truncated else await self._right(item.non_tensor_batch, tokens)
+        parts = reward_parts(right, length, self.settings.reward)
+        told = {"acc": float(right), "truncated": float(truncated)}
+        return {
+            "reward_score": sum(parts.values()),
+            "reward_extra_info": told | {f"reward_{name}": value for name, value in parts.items()},
+        }
+
+    async def _right(self, row: Any, tokens: Any) -> bool:
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        gold = row["reward_model"]["ground_truth"]
+        if self.verifier is not None:  # it waits for worker processes: in a thread, or other answers would wait too
+            return (await asyncio.to_thread(self.verifier.verify, text, gold)).right
+        asked = {"data_source": row["data_source"], "solution_str": text, "ground_truth": gold}
+        told = await asyncio.to_thread(self.compute_score, **asked, extra_info=row.get("extra_info", {}))
+        told = await told if asyncio.iscoroutine(told) else told
+        return float(told["score"] if isinstance(told, dict) else told) > self.settings.right_above
+
+
+def stop_tokens(config: Any, tokenizer: Any) -> set[int]:
+    """Ids that end an answer: an answer that ends in none of them was cut."""
+    model = config.actor_rollout_ref.model
+    try:
+        ends = GenerationConfig.from_pretrained(copy_to_local(model.path)).eos_token_id
+    except OSError:  # no generation_config.json: the tokenizer alone knows, to the rollout engine as well
+        ends = None
+    given = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    found = {*given, tokenizer.eos_token_id} - {None}
+    if not found:
+        raise ValueError(f"{model.path} names no end-of-text token, so no answer could ever end: set eos_token")
+    return found

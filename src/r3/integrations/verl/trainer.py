@@ -1,0 +1,290 @@
+"""`R3Trainer`: verl's synchronous V1 trainer with R³'s replay, reflection and ranking rewards.
+
+Stage methods are extended around `super()`. Reflection prompts join the batch that is asked; past samples join the rows
+once the answers are judged, before verl balances them over its workers and computes their log-probs; with the entropies
+of that pass `r3.method.step` decides the advantages, and verl's own loss does the rest.
+
+Departures from the paper, and choices verl makes for us:
+- Joined rows make a batch larger. The number of optimiser updates stays what `train_batch_size / ppo_mini_batch_size`
+  says: mini-batches grow instead, filled up with verl's empty rows.
+- verl's losses count rows (or tokens), the method counts groups and their members: advantages are scaled by the ratio.
+- Staleness: verl clips around its `old_log_probs`, the policy at the start of the step, for every row. Replayed tokens'
+  truncated importance weights are folded into a per-token advantage. `correction: naive` is not offered here.
+- Rows of advantage 0 stay in the batch: verl computes them (a KL loss counts them), r3's loop skips them.
+- A prompt whose rollouts failed leaves the batch, and so does its reflection group.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import open_dict
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from r3.buffer import SampleBuffer
+from r3.integrations.common.importance import importance, importance_metrics, importance_sums
+from r3.integrations.common.keeping import FILE, open_buffer, prune_copies, save_buffer
+from r3.integrations.common.plan import Answer, Asked, placed, scale_of, to_groups
+from r3.integrations.common.prompts import turns_of
+from r3.integrations.verl import ESTIMATOR, KEY, TRAINER, rows
+from r3.integrations.verl.config import checked
+from r3.integrations.verl.dataset import Templated, check_ids, query_of
+from r3.method.settings import RankingSettings
+from r3.method.step import StepResult, step
+from r3.samples import Group, Sample
+from r3.train.recall import past_samples, reflections
+
+PASSED = ["old_log_probs", "entropy", "rollout_log_probs", "response_mask"]
+_DECIDED: ContextVar[list[Tensor] | None] = ContextVar("r3 advantages, row by row", default=None)
+
+
+@register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
+def decided_advantages(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """Eq. 3's advantages as `R3Trainer` decided them, at the place where verl asks for advantages."""
+    decided = _DECIDED.get()
+    if decided is None:
+        raise RuntimeError(f"adv_estimator={ESTIMATOR} is R³'s own trainer's: set trainer.v1.trainer_mode={TRAINER}")
+    advantages_BT = pad_sequence(decided, batch_first=True).to(response_mask.device) * response_mask
+    return advantages_BT, advantages_BT
+
+
+@dataclass
+class _Batch:
+    """A step's batch on its way through verl's stages."""
+
+    asked: dict[str, Asked]
+    """What each prompt of the batch asks, by verl's uid."""
+    lengths: dict[str, int]
+    """Tokens of the reflection prompts, as they were built."""
+    counts: dict[str, float]
+    answers: list[tuple[Asked, dict[str, Answer]]] = field(default_factory=list)
+    history: dict[str, list[Sample]] = field(default_factory=dict)
+    joined: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Keys of the rows that joined, by group and place among its members."""
+    rows: int = 0
+
+
+@register_trainer(TRAINER)
+class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
+    """`PPOTrainerSync` that learns from homogeneous groups too; `trainer.v1.trainer_mode=r3_sync`."""
+
+    def __init__(self, config: Any) -> None:
+        self.r3_settings = checked(config)
+        self.r3_step: StepResult | None = None
+        """The last batch's mixed groups and advantages."""
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl compares this string wherever it means this kind of trainer
+        super().__init__(config)
+        actor = config.actor_rollout_ref.actor
+        self._minibatches = config.data.train_batch_size // actor.ppo_mini_batch_size
+        self._updates = self._minibatches * actor.ppo_epochs
+        self._r3: _Batch | None = None
+        self._r3_metrics: dict[str, float] = {}
+        self._r3_buffer: SampleBuffer | None = None
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self._buffer.close()
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        check_ids(self.train_dataset, self.r3_settings.query_key)
+
+    # ------------------------------------------------------------- what is asked
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        batch = super()._next_train_batch(num_prompts)
+        settings, epoch = self.r3_settings, (self.global_steps - 1) // self.steps_per_epoch + 1
+        keys = zip(batch["raw_prompt"], batch["index"], strict=True)
+        met = [(query_of(prompt, index, settings.query_key), epoch) for prompt, index in keys]
+        tokenizer = Templated(self.tokenizer, self.config.data.get("apply_chat_template_kwargs") or {})
+        seed = f"{settings.seed}/{self.global_steps}"
+        made, counts = reflections(self._buffer, met, tokenizer, settings.reflection, seed=seed)
+        room = made[: settings.max_reflections]
+        told = {f"reflection/{name}": float(n) for name, n in counts.items()}
+        told["reflection/no_room"] = float(len(made) - len(room))
+        self._r3 = _Batch({uid: Asked(*one) for uid, one in zip(batch["uid"], met, strict=True)}, {}, told)
+        if not room:
+            return batch
+        more = tu.index_select_tensor_dict(batch, [place for place, _ in room])
+        prompts, uids = [], [str(uuid.uuid4()) for _ in room]
+        for uid, (place, reflection) in zip(uids, room, strict=True):
+            assert reflection.asked is not None
+            assert reflection.prompt is not None
+            assert reflection.context is not None
+            prompts.append(turns_of(reflection.asked))
+            self._r3.asked[uid] = Asked(*met[place], reflection.context)
+            self._r3.lengths[uid] = len(reflection.prompt)
+        tu.assign_non_tensor_stack(more, "uid", uids)
+        tu.assign_non_tensor_stack(more, "raw_prompt", prompts)
+        both = tu.concat_tensordict([batch, more])
+        tu.assign_non_tensor_data(both, "global_steps", self.global_steps)
+        return both
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
+        # verl would wait for the plain prompts alone, and take the reflection groups for the next step's.
+        return super()._step_once(metrics, timing_raw, len(self._at_hand.asked))
+
+    # ------------------------------------------------------------- what joins
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *more: Any, **named: Any) -> KVBatchMeta:
+        here, settings = self._at_hand, self.r3_settings
+        self._take_answers(rows.answers(batch))
+        groups = self._groups()
+        here.history = past_samples(self._buffer, groups, settings.replay, self._version)
+        unranked = settings.model_copy(update={"ranking": RankingSettings(enabled=False)})  # entropies come later
+        batch = rows.add(batch, self._joining(self._decided(groups, unranked)))
+        here.rows = len(batch)
+        return super()._balance_batch(batch, metrics, *more, **named)
+
+    def _take_answers(self, found: dict[str, dict[str, Answer]]) -> None:
+        here = self._at_hand
+        answered = {ask.query.id for uid, ask in here.asked.items() if uid in found and ask.context.kind == "plain"}
+        here.answers = [(a, found[uid]) for uid, a in here.asked.items() if uid in found and a.query.id in answered]
+        here.counts["groups/failed"] = float(len(here.asked) - len(here.answers))
+        for uid, length in here.lengths.items():
+            if uid in found and len(next(iter(found[uid].values())).prompt) < length:
+                raise ValueError(
+                    f"verl cut a reflection prompt of {length} tokens from the left: raise data.max_prompt_length or "
+                    f"lower +{KEY}.reflection.max_prompt_tokens"
+                )
+
+    def _joining(self, result: StepResult) -> list[rows.Joining]:
+        """Past samples under their group's prompt; reflection answers under the plain one, where settings say so."""
+        joining = []
+        for number, (mixed, (_, answers)) in enumerate(zip(result.groups, self._at_hand.answers, strict=True)):
+            moved = mixed.group.plain_prompt is not None and self.r3_settings.reflection.train_as != "reflection"
+            first, like = len(mixed.group), next(iter(answers))
+            for place, sample in enumerate(mixed.members) if moved else enumerate(mixed.replay.samples, first):
+                prompt = mixed.group.plain_prompt if moved else mixed.group.prompt
+                assert prompt is not None
+                key = f"{like.rsplit('_', 2)[0]}_{self.config.actor_rollout_ref.rollout.n + place}_0"
+                self._at_hand.joined[number, place] = key
+                joining.append(rows.Joining(key, like, prompt, sample))
+        return joining
+
+    # ------------------------------------------------------------- mini-batches: as many as ever, but larger
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Rows that the batch is filled up to: mini-batches alike, of whole prompts' worth, as many rows a worker."""
+        each: int = self._minibatches * math.lcm(dp_size, self.config.actor_rollout_ref.rollout.n)
+        return math.ceil(self._at_hand.rows / each) * each
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        actor = self.config.actor_rollout_ref.actor
+        own = actor.ppo_mini_batch_size
+        actor.ppo_mini_batch_size = len(batch) // (self._minibatches * self.config.actor_rollout_ref.rollout.n)
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            actor.ppo_mini_batch_size = own
+
+    # ------------------------------------------------------------- what it is worth
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        here, data = self._at_hand, rows.get(batch, PASSED)
+        old = dict(zip(batch.keys, data["old_log_probs"], strict=True))
+        entropies = dict(zip(batch.keys, data["entropy"], strict=True))
+        for _, answers in here.answers:
+            for key, answer in answers.items():
+                drawn = answer.logprobs if "rollout_log_probs" in data else old[key].float().numpy()
+                answers[key] = replace(answer, logprobs=drawn, entropies=entropies[key].float().numpy())
+        self.r3_step = self._decided(self._groups(), self.r3_settings)
+        self._buffer.add(self.r3_step.samples)
+        self._r3_metrics = {**self.r3_step.counts, **here.counts, "rows": float(len(batch))}
+        if (
+            here.joined and "rollout_log_probs" in data
+        ):  # verl's own correction is for this step's rollouts: 1 for others
+            keys = list(here.joined.values())
+            drawn = torch.nested.as_nested_tensor([old[key] for key in keys], layout=torch.jagged)
+            fields = TensorDict({"rollout_log_probs": drawn}, batch_size=len(keys))
+            tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+        trained = sum(int(mask.sum()) for mask in data["response_mask"])
+        token = _DECIDED.set(self._advantages(batch, old, trained))
+        try:
+            return super()._compute_advantage(batch, metrics)
+        finally:
+            _DECIDED.reset(token)
+
+    def _advantages(self, batch: KVBatchMeta, old: dict[str, Tensor], tokens: int) -> list[Tensor]:
+        """Row by row and token by token, at the scale of verl's loss; replayed tokens with their importance weights."""
+        assert self.r3_step is not None
+        here, objective = self._at_hand, self.r3_settings.objective
+        fresh = [list(answers) for _, answers in here.answers]
+        scale = scale_of(self.r3_settings, len(batch), tokens)
+        decided, weights = {key: torch.zeros(len(old[key])) for key in batch.keys}, []
+        for group, member, w in placed(self.r3_step):
+            extra = w.origin == "replayed" or w.other_context
+            key = here.joined[group, member] if extra else fresh[group][member]
+            importance_T = torch.ones(len(old[key]))
+            if extra and not w.other_context:
+                prox_BT, drew_BT = old[key].float()[None], torch.tensor(w.sample.logprobs)[None]
+                by_sequence = objective.ratio == "sequence"
+                ones_BT = torch.ones_like(prox_BT)
+                importance_T = importance(prox_BT, drew_BT, ones_BT, objective, by_sequence=by_sequence)[0]
+            if w.origin == "replayed":
+                weights.append(importance_T)
+            decided[key] = w.advantage * scale(w.weight, len(w.sample)) * importance_T
+        if weights:
+            self._r3_metrics |= importance_metrics(importance_sums(torch.cat(weights)))
+        return [decided[key] for key in batch.keys]
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *more: Any, **named: Any) -> None:
+        super()._compute_metrics(batch, metrics, *more, **named)
+        metrics.update({f"{KEY}/{name}": value for name, value in self._r3_metrics.items()})
+
+    # ------------------------------------------------------------- the method, the buffer, checkpoints
+
+    def _groups(self) -> list[Group]:
+        answered = [(ask, list(answers.values())) for ask, answers in self._at_hand.answers]
+        return to_groups(answered, version=self._version, step=self.global_steps)
+
+    def _decided(self, groups: list[Group], settings: Any) -> StepResult:
+        history = self._at_hand.history
+        return step(groups, settings, history=history, policy_version=self._version, seed=self.r3_settings.seed)
+
+    @property
+    def _at_hand(self) -> _Batch:
+        assert self._r3 is not None, "no batch was asked for yet"
+        return self._r3
+
+    @property
+    def _version(self) -> int:
+        """Optimiser updates behind the policy that answers."""
+        return int((self.global_steps - 1) * self._updates)
+
+    @property
+    def _buffer(self) -> SampleBuffer:
+        assert self._r3_buffer is not None, "verl loads the checkpoint, and with it the buffer, before anything else"
+        return self._r3_buffer
+
+    def _save_checkpoint(self) -> None:
+        home = self.config.trainer.default_local_dir
+        save_buffer(self._buffer, os.path.join(home, f"global_step_{self.global_steps}"))  # before verl calls it whole
+        super()._save_checkpoint()
+        prune_copies(home, "global_step_*", needs="actor")
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        trainer, buffer, found = self.config.trainer, self.r3_settings.buffer, None
+        if self.global_steps > 0:
+            found = os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
+            found = trainer.resume_from_path if trainer.resume_mode == "resume_path" else found
+        path = buffer.path or os.path.join(trainer.default_local_dir, FILE)
+        self._r3_buffer = open_buffer(path, found, per_query=buffer.per_query, total=buffer.total)

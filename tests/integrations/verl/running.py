@@ -1,0 +1,123 @@
+"""`python -m verl.trainer.main_ppo` on a local Ray, with stand-ins for the workers that need a GPU."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from r3.integrations.verl.data import write
+from r3.method.step import StepResult
+from tests.integrations import contract
+from tests.train.tiny import ROOT, save_model
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+HERE = "tests.integrations.verl"
+
+
+def prepare(folder: Path) -> None:
+    """The contract's model and queries, as verl reads them."""
+    save_model(folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    write(contract.queries(), folder / "train.parquet", "contract", "train")
+
+
+def overrides(folder: Path, **more: Any) -> list[str]:
+    """The contract as overrides of verl's config; `more` uses __ for the dot."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    own = {f"+r3_method.reflection.{name}": f"'{value}'" for name, value in contract.REFLECTION.items()}
+    settings = {
+        **own,
+        "+r3_method.reflection.max_prompt_tokens": 200,
+        "+r3_method.ranking.peak_fraction": 0.25,
+        "+r3_method.reward.length_limit": contract.LENGTH_LIMIT,
+        "+r3_method.seed": contract.SEED,
+        "trainer.v1.trainer_mode": "r3_sync",
+        "algorithm.adv_estimator": "r3_mixed_group",
+        "reward.reward_manager.name": "r3_reward",
+        "reward.custom_reward_function.path": ROOT / "tests/integrations/verl/judging.py",
+        "reward.custom_reward_function.name": "judged",
+        "reward.num_workers": 1,
+        "data.train_files": folder / "train.parquet",
+        "data.val_files": folder / "train.parquet",
+        "data.train_batch_size": contract.BATCH,
+        "data.max_prompt_length": 200,
+        "data.max_response_length": contract.LIMIT,
+        "data.shuffle": False,
+        "data.dataloader_num_workers": 0,
+        "data.filter_overlong_prompts": False,
+        "actor_rollout_ref.model.path": folder / "model",
+        f"{actor}.ppo_mini_batch_size": contract.BATCH,
+        f"{actor}.ppo_micro_batch_size_per_gpu": 4,
+        f"{actor}.use_kl_loss": False,
+        f"{rollout}.n": contract.GROUP,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": 4,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.agent.num_workers": 1,
+        f"{rollout}.agent.default_agent_loop": "recorded",
+        "trainer.total_epochs": contract.EPOCHS,
+        "trainer.n_gpus_per_node": 2,
+        "trainer.nnodes": 1,
+        "trainer.val_before_train": False,
+        "trainer.logger": "[file]",
+        "trainer.project_name": "r3",
+        "trainer.experiment_name": "contract",
+        "trainer.default_local_dir": folder / "checkpoints",
+        "trainer.save_freq": 4,
+        "ray_kwargs.ray_init.num_cpus": 8,
+        "+ray_kwargs.ray_init.num_gpus": 2,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    }
+    settings |= {key.replace("__", "."): value for key, value in more.items()}
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def run(folder: Path, failing: dict[str, list[int]] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    """verl's command, for real; what it writes lands in `folder`. `failing`: sessions, by prompt, of the third step."""
+    folder.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "R3_TEST_FOLDER": str(folder),
+        "R3_TEST_FAILING": json.dumps(failing or {}),
+        "VERL_USE_EXTERNAL_MODULES": f"{HERE}.standins",
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(folder, **more)]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600
+    )
+
+
+@cache
+def whole() -> Path:
+    """The folder of an uninterrupted run: eight steps with checkpoints; run once, whoever asks."""
+    folder = Path(tempfile.mkdtemp(prefix="r3-verl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    prepare(folder)
+    done = run(folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def steps(folder: Path) -> dict[int, StepResult]:
+    """What the method decided at each step."""
+    files = {int(path.stem.split("-")[1]): path for path in folder.glob("step-*.pkl")}
+    return {number: pickle.loads(files[number].read_bytes()) for number in sorted(files)}

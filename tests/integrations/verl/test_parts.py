@@ -1,0 +1,265 @@
+"""The plugin's parts against verl's real ones: its config, its data set, its reward workers' calls, plugin loading."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_dir, initialize_config_module
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.utils.config import validate_config
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from r3.config import ConfigError
+from r3.integrations.common.keeping import FILE, prune_copies
+from r3.integrations.verl import ESTIMATOR
+from r3.integrations.verl.__main__ import main
+from r3.integrations.verl.config import checked, settings_of
+from r3.integrations.verl.dataset import Templated, check_ids, query_of
+from r3.integrations.verl.reward import R3RewardManager
+from r3.method.reflection import plain_prompt
+from tests.integrations.verl.running import overrides, prepare
+from tests.tokenizing import char_tokenizer, chat_tokenizer
+from tests.train.tiny import ROOT, run_r3
+
+
+@cache
+def composed() -> Any:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides(Path("folder")))
+
+
+def verl_config(folder: Path, *more: str) -> Any:
+    """verl's config with the contract's overrides and more of them, without composing it anew (a second each time)."""
+    config = copy.deepcopy(composed())
+    for override in (f"actor_rollout_ref.model.path={folder / 'model'}", *more):
+        key, _, value = override.lstrip("+").partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+    return config
+
+
+# ---------------------------------------------------------------- config
+
+
+@pytest.mark.parametrize("recipe", ["deepscaler-1.5b", "deepscaler-7b"])
+def test_recipes_are_valid_to_verl_and_to_the_plugin(recipe: str) -> None:
+    with initialize_config_dir(str(ROOT / "recipes/verl"), version_base=None):
+        config = compose(recipe, ["data.train_files=train.parquet", "data.val_files=heldout.parquet"])
+    OmegaConf.resolve(config)
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    settings = checked(config)
+    # The paper's numbers.
+    assert config.data.max_response_length == 8192
+    assert settings.reward.length_limit == 32768
+    assert (settings.replay.enabled, settings.reflection.enabled, settings.ranking.enabled) == (True, True, True)
+    assert settings.objective.normalise == "sequence"
+    room = config.data.max_prompt_length + config.data.max_response_length
+    assert config.actor_rollout_ref.rollout.max_model_len == room
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("+r3_method.name=dapo", r"\+r3_method.resample=off"),
+        ("+algorithm.filter_groups={enable: true, metric: acc}", "algorithm.filter_groups.enable=false"),
+        ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=r3_mixed_group"),
+        ("reward.reward_manager.name=naive", "reward.reward_manager.name=r3_reward"),
+        ("reward.reward_model.enable=true", "reward.reward_model.enable=false"),
+        ("critic.enable=true", "leave critic.enable unset"),
+        ("algorithm.use_kl_in_reward=true", "use_kl_loss"),
+        ("algorithm.rollout_correction.bypass_mode=true", "bypass_mode=false"),
+        ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=null"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "use one of vanilla, gspo, cispo"),
+        ("actor_rollout_ref.actor.loss_agg_mode=token-sum", "use one of token-mean"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor"),
+        ("data.max_prompt_length=100", r"\+r3_method.reflection.max_prompt_tokens=100"),
+        ("actor_rollout_ref.rollout.multi_turn.enable=true", "multi_turn.enable=false"),
+        ("trainer.v1.sampler.sync_refill_failed_groups=true", "sync_refill_failed_groups=false"),
+        ("skip.rollout_tq.enable=true", "skip.rollout_tq.enable=false"),
+        ("+r3_method.objective.clip_high=0.3", "clip_ratio_high"),
+        ("+r3_method.repaly.k=3", "r3_method.repaly: no such setting; did you mean replay?"),
+        ("+r3_method.replay.kk=3", r"r3_method.replay.kk: no such setting; did you mean replay.k\?"),
+        ("+r3_method.query_key=uid", "r3_method.query_key: Input should be 'index' or 'prompt'"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_with_the_fix(tmp_path: Path, override: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        checked(verl_config(tmp_path, override))
+
+
+@pytest.mark.parametrize("preset", ["grpo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
+def test_presets(tmp_path: Path, preset: str) -> None:
+    settings = checked(verl_config(tmp_path, f"+r3_method.name={preset}"))
+    on = {"replay": settings.replay.enabled, "reflection": settings.reflection.enabled}
+    on["ranking"] = settings.ranking.enabled
+    off = set(on) if preset == "grpo" else {preset.removeprefix("r3-no-")}
+    assert {name for name, enabled in on.items() if not enabled} == off & set(on)
+
+
+@pytest.mark.parametrize(
+    ("override", "normalise", "ratio", "constant"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode=token-mean", "token", "token", None),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "constant", "token", 1),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "sequence", "sequence", None),
+    ],
+)
+def test_denominators_are_verls(
+    tmp_path: Path, override: str, normalise: str, ratio: str, constant: int | None
+) -> None:
+    objective = settings_of(verl_config(tmp_path, override)).objective
+    assert (objective.normalise, objective.ratio) == (normalise, ratio)
+    assert constant is None or objective.constant_length == constant
+
+
+def test_the_estimator_is_for_the_trainer_alone() -> None:
+    with pytest.raises(RuntimeError, match="trainer_mode=r3_sync"):
+        get_adv_estimator_fn(ESTIMATOR)(token_level_rewards=torch.zeros(1, 2), response_mask=torch.ones(1, 2))
+
+
+# ---------------------------------------------------------------- data
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    rows = [f'{{"id": "q{i}", "problem": "What is {i}+{i}?", "answer": "{2 * i}"}}' for i in range(6)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    (tmp_path / "recipe.yaml").write_text("task: {name: file, heldout: 2}\n")
+    run_r3("data", "verl", tmp_path / "recipe.yaml", f"task.path={tmp_path / 'sums.jsonl'}", "--to", tmp_path / "data")
+    return tmp_path / "data"
+
+
+def dataset(file: Path, folder: Path) -> RLHFDataset:
+    config = OmegaConf.create({"filter_overlong_prompts": False, "cache_dir": str(folder / "cache")})
+    return RLHFDataset(str(file), chat_tokenizer(), config)
+
+
+def test_exported_tasks_are_read_by_verl(exported: Path, tmp_path: Path) -> None:
+    train, heldout = (dataset(exported / f"{name}.parquet", tmp_path) for name in ("train", "heldout"))
+    assert (len(train), len(heldout)) == (4, 2)
+    check_ids(train, "index")
+    row = train[1]
+    assert (row["index"], row["reward_model"]["ground_truth"]) == ("q1", "2")
+    assert not {train[i]["index"] for i in range(4)} & {heldout[i]["index"] for i in range(2)}
+    # What verl asks is what r3 train asks, under the same id.
+    query = query_of(row["raw_prompt"], row["index"], "index")
+    assert query.id == "q1"
+    asked = chat_tokenizer().apply_chat_template(row["raw_prompt"], tokenize=False, add_generation_prompt=True)
+    assert "What is 1+1?" in asked
+    expected = chat_tokenizer().encode(asked, add_special_tokens=False)
+    assert plain_prompt(query, Templated(chat_tokenizer(), {})).tolist() == expected
+
+
+def test_rows_that_would_share_a_history_are_refused(exported: Path, tmp_path: Path) -> None:
+    rows = dataset(exported / "train.parquet", tmp_path)
+    rows.dataframe = rows.dataframe.map(lambda row: {"extra_info": {**row["extra_info"], "index": "same"}})
+    with pytest.raises(ConfigError, match=r"not unique, e\.g\. 'same': .*query_key=prompt"):
+        check_ids(rows, "index")
+    check_ids(rows, "prompt")
+    rows.dataframe = rows.dataframe.remove_columns("extra_info")
+    with pytest.raises(ConfigError, match=r"have no extra_info\.index"):
+        check_ids(rows, "index")
+    prompts = [rows[i]["raw_prompt"] for i in (0, 1, 0)]
+    ids = [query_of(prompt, 0, "prompt").id for prompt in prompts]
+    assert ids[0] == ids[2] != ids[1]
+
+
+def test_template_options_reach_reflection_prompts() -> None:
+    query = query_of([{"role": "user", "content": "?"}], 1, "index")
+    prompt = plain_prompt(query, Templated(chat_tokenizer(), {"chat_template": "no turns"}))
+    assert prompt.tolist() == chat_tokenizer().encode("no turns", add_special_tokens=False)
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def answer(text: str, *, ended: bool = True, gold: str = "1/2") -> DataProto:
+    """One answer as an agent loop hands it to the reward worker."""
+    tokens = char_tokenizer().encode(text) + [char_tokenizer().eos_token_id] * ended
+    responses = torch.tensor([tokens])
+    columns = {"prompts": torch.ones(1, 3, dtype=torch.long), "responses": responses}
+    columns["attention_mask"] = torch.ones(1, 3 + len(tokens), dtype=torch.long)
+    given = {"data_source": "maths", "reward_model": {"ground_truth": gold}, "extra_info": {"index": "q"}}
+    return DataProto(
+        batch=TensorDict(columns, batch_size=1),
+        non_tensor_batch={name: np.array([value], dtype=object) for name, value in given.items()},
+    )
+
+
+def test_rewards_are_the_papers_with_token_lengths(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    config = verl_config(tmp_path, "reward.custom_reward_function.path=null", "++r3_method.reward.length_limit=100")
+
+    async def judge() -> list[dict[str, Any]]:
+        manager = R3RewardManager(config, char_tokenizer(), None)
+        texts = [r"so \boxed{0.5}", r"so \boxed{2}", "no box"]
+        try:
+            told = [await manager.run_single(answer(text)) for text in texts]
+            return [*told, await manager.run_single(answer(texts[0], ended=False))]
+        finally:
+            manager.verifier.close()
+
+    right, wrong, boxless, cut = asyncio.run(judge())
+    assert right["reward_score"] == pytest.approx(1 + 1 - 15 / 100)  # 14 characters and the end
+    assert right["reward_extra_info"] == {"acc": 1, "truncated": 0, "reward_correct": 1, "reward_length": 1 - 15 / 100}
+    assert [one["reward_score"] for one in (wrong, boxless, cut)] == [0, 0, 0]
+    assert [one["reward_extra_info"]["truncated"] for one in (wrong, boxless, cut)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("told", [0.7, {"score": 0.7}])
+def test_a_judge_of_the_users_own(tmp_path: Path, told: Any) -> None:
+    prepare(tmp_path)
+    seen: list[dict[str, Any]] = []
+
+    async def judge(right_above: float) -> float:
+        config = verl_config(tmp_path, f"+r3_method.right_above={right_above}")
+        manager = R3RewardManager(config, char_tokenizer(), lambda **given: seen.append(given) or told)
+        return float((await manager.run_single(answer("text", gold="g")))["reward_extra_info"]["acc"])
+
+    assert (asyncio.run(judge(0.5)), asyncio.run(judge(0.8))) == (1.0, 0.0)
+    assert {k: seen[0][k] for k in ("solution_str", "ground_truth")} == {"solution_str": "text", "ground_truth": "g"}
+
+
+# ---------------------------------------------------------------- loading, checkpoints
+
+
+def python(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONWARNINGS": "ignore", **environment}
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=ROOT)
+
+
+def test_the_check_says_what_verl_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    assert capsys.readouterr().out == "verl 0.9.1 knows r3_sync, r3_mixed_group and r3_reward\n"
+    done = python("-m", "r3.integrations.verl", VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.returncode == 1
+    assert "unset VERL_USE_EXTERNAL_PLUGINS" in done.stderr
+
+
+def test_a_plugin_that_does_not_load_shouts() -> None:
+    done = python("-c", "import r3.integrations.verl as v; v.TESTED = ('0.1',); import verl; print('went on')")
+    assert done.stdout == "went on\n"  # as verl would have it
+    assert "its verl plugin did not load, so verl does not know trainer_mode=r3_sync" in done.stderr
+    assert "pip install" in done.stderr
+
+
+def test_copies_go_with_the_checkpoints_that_verl_thins_out(tmp_path: Path) -> None:
+    for name in ("global_step_2", "global_step_4"):
+        (tmp_path / name / "actor").mkdir(parents=True)
+        (tmp_path / name / FILE).touch()
+    (tmp_path / "global_step_2" / "actor").rmdir()
+    prune_copies(str(tmp_path), "global_step_*", needs="actor")
+    assert [path.parent.name for path in tmp_path.glob(f"*/{FILE}")] == ["global_step_4"]
