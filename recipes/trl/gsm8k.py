@@ -1,7 +1,7 @@
 """R³ inside TRL on GSM8K, with one GPU: `R3_DATA=… python recipes/trl/gsm8k.py MODEL [--method grpo] [--vllm]`.
 
-MODEL is a Hugging Face folder or hub id with a chat template, e.g. what recipes/sft-gsm8k-smollm2.yaml writes. Problems,
-prompts and the judge are those of recipes/gsm8k-smollm2.yaml, so that the two trainers can be compared.
+MODEL is a Hugging Face folder or hub id with a chat template, e.g. what recipes/sft-gsm8k-smollm2.yaml writes. The
+problems, prompts and judge are those of recipes/gsm8k-smollm2.yaml, so that the two trainers can be compared.
 """
 
 from __future__ import annotations

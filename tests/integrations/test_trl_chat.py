@@ -32,10 +32,8 @@ def test_reflection_prompts_are_conversations_too(tmp_path: Path) -> None:
     tokenizer = copy.deepcopy(char_tokenizer())
     tokenizer.chat_template, tokenizer.pad_token = TEMPLATE, tokenizer.eos_token
     system = {"role": "system", "content": "Be brief."}
-    rows = [
-        {"prompt": [system, {"role": "user", "content": f"What is {i}+{i}?"}], "answer": ["0", "10", "90", "100"][i % 4]}
-        for i in range(8)
-    ]
+    turns = [[system, {"role": "user", "content": f"What is {i}+{i}?"}] for i in range(8)]
+    rows = [{"prompt": turn, "answer": share} for turn, share in zip(turns, ["0", "10", "90", "100"] * 2, strict=True)]
     args = R3Config(**settings(tmp_path, r3_overrides=OVERRIDES))
     trainer = R3Trainer(
         str(save_model(tmp_path / "model")),
