@@ -97,8 +97,8 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
     return [
         (
             settings.resample.enabled,
-            f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for DAPO "
-            "run verl's own trainer_mode=sync with algorithm.filter_groups",
+            f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for "
+            "DAPO run verl's own trainer_mode=sync with algorithm.filter_groups",
         ),
         (
             bool((algorithm.get("filter_groups") or {}).get("enable")),
