@@ -59,9 +59,10 @@ $(VERL)/.ready: $(VERL_NEEDS) pyproject.toml
 verl-env: $(VERL)/.ready ## make .venv-verl, where the tests of the verl plugin run
 
 test-verl: verl-env ## the verl plugin in verl's own trainer, on a local Ray with stand-ins for what needs a GPU
-	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
+	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out; the verifier's
+	@# tests because here it runs with another antlr4
 	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
-	  tests/integrations/verl tests/integrations/test_contract.py
+	  tests/integrations/verl tests/integrations/test_contract.py tests/verify/test_policy.py
 
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests

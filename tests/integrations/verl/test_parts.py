@@ -25,12 +25,15 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from r3.config import ConfigError
 from r3.integrations.common.keeping import FILE, prune_copies
-from r3.integrations.verl import ESTIMATOR
+from r3.integrations.common.plan import Answer, Asked
+from r3.integrations.verl import ESTIMATOR, rows
 from r3.integrations.verl.__main__ import main
 from r3.integrations.verl.config import checked, settings_of
 from r3.integrations.verl.dataset import Templated, check_ids, query_of
 from r3.integrations.verl.reward import R3RewardManager
+from r3.integrations.verl.trainer import R3Trainer, _Batch
 from r3.method.reflection import plain_prompt
+from r3.samples import Context, Query
 from tests.integrations.verl.running import overrides, prepare
 from tests.tokenizing import char_tokenizer, chat_tokenizer
 from tests.train.tiny import ROOT, run_r3
@@ -135,8 +138,8 @@ def test_the_estimator_is_for_the_trainer_alone() -> None:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    rows = [f'{{"id": "q{i}", "problem": "What is {i}+{i}?", "answer": "{2 * i}"}}' for i in range(6)]
-    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    lines = [f'{{"id": "q{i}", "problem": "What is {i}+{i}?", "answer": "{2 * i}"}}' for i in range(6)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(lines))
     (tmp_path / "recipe.yaml").write_text("task: {name: file, heldout: 2}\n")
     run_r3("data", "verl", tmp_path / "recipe.yaml", f"task.path={tmp_path / 'sums.jsonl'}", "--to", tmp_path / "data")
     return tmp_path / "data"
@@ -164,15 +167,15 @@ def test_exported_tasks_are_read_by_verl(exported: Path, tmp_path: Path) -> None
 
 
 def test_rows_that_would_share_a_history_are_refused(exported: Path, tmp_path: Path) -> None:
-    rows = dataset(exported / "train.parquet", tmp_path)
-    rows.dataframe = rows.dataframe.map(lambda row: {"extra_info": {**row["extra_info"], "index": "same"}})
+    data = dataset(exported / "train.parquet", tmp_path)
+    data.dataframe = data.dataframe.map(lambda row: {"extra_info": {**row["extra_info"], "index": "same"}})
     with pytest.raises(ConfigError, match=r"not unique, e\.g\. 'same': .*query_key=prompt"):
-        check_ids(rows, "index")
-    check_ids(rows, "prompt")
-    rows.dataframe = rows.dataframe.remove_columns("extra_info")
+        check_ids(data, "index")
+    check_ids(data, "prompt")
+    data.dataframe = data.dataframe.remove_columns("extra_info")
     with pytest.raises(ConfigError, match=r"have no extra_info\.index"):
-        check_ids(rows, "index")
-    prompts = [rows[i]["raw_prompt"] for i in (0, 1, 0)]
+        check_ids(data, "index")
+    prompts = [data[i]["raw_prompt"] for i in (0, 1, 0)]
     ids = [query_of(prompt, 0, "prompt").id for prompt in prompts]
     assert ids[0] == ids[2] != ids[1]
 
@@ -231,6 +234,34 @@ def test_a_judge_of_the_users_own(tmp_path: Path, told: Any) -> None:
 
     assert (asyncio.run(judge(0.5)), asyncio.run(judge(0.8))) == (1.0, 0.0)
     assert {k: seen[0][k] for k in ("solution_str", "ground_truth")} == {"solution_str": "text", "ground_truth": "g"}
+
+
+# ---------------------------------------------------------------- what the trainer refuses on the way
+
+
+def given(prompt: list[int]) -> Answer:
+    ids = np.asarray(prompt, np.int32)
+    return Answer(ids, np.asarray([5], np.int32), np.zeros(1, np.float32), None, False, True, {"correct": 1.0})
+
+
+def test_a_reflection_prompt_that_verl_cut_stops_the_run() -> None:
+    trainer = object.__new__(R3Trainer)
+    query, shown = Query("q", "?"), Context("reflection", 1)
+    asked = {"plain": Asked(query, 2), "reflecting": Asked(query, 2, shown)}
+    answers = {"plain": {"plain_0_0": given([1, 2])}, "reflecting": {"reflecting_0_0": given([3, 4, 5])}}
+    trainer._r3 = _Batch(asked, {"reflecting": 3}, {})
+    trainer._take_answers(answers)
+    assert [ask.context.kind for ask, _ in trainer._r3.answers] == ["plain", "reflection"]
+    trainer._r3 = _Batch(asked, {"reflecting": 4}, {})
+    with pytest.raises(ValueError, match=r"cut a reflection prompt of 4 tokens .* data\.max_prompt_length"):
+        trainer._take_answers(answers)
+
+
+def test_answers_of_another_reward_manager_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"without reward_correct.* reward\.reward_manager\.name=r3_reward"):
+        rows._answer(
+            np.ones(1, np.int32), np.ones(1, np.int32), None, {"reward_extra_info": {"acc": 1, "truncated": 0}}
+        )
 
 
 # ---------------------------------------------------------------- loading, checkpoints

@@ -1,4 +1,4 @@
-"""`+r3_method.*` in verl's config: the method's settings, checked on their own and against verl's.
+"""`++r3_method.*` in verl's config: the method's settings, checked on their own and against verl's.
 
 What verl has a setting for stays verl's: the clip (`clip_ratio_low`, `clip_ratio_high`), the loss and its denominators
 (`policy_loss.loss_mode`, `loss_agg_mode`), the KL (`use_kl_loss`).
@@ -52,7 +52,7 @@ def settings_of(config: DictConfig) -> VerlSettings:
     """The validated section, with the loss's denominators as verl's own settings say."""
     given = OmegaConf.to_container(config.get(KEY) or OmegaConf.create(), resolve=True)
     if not isinstance(given, dict):
-        raise ConfigError(f"{KEY} holds settings by name, e.g. +{KEY}.name=r3, and is {given!r}")
+        raise ConfigError(f"{KEY} holds settings by name, e.g. ++{KEY}.name=r3, and is {given!r}")
     objective = given.get("objective", {})
     if not isinstance(objective, dict) or set(objective) - OBJECTIVE_OF_R3:
         raise ConfigError(
@@ -97,8 +97,8 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
     return [
         (
             settings.resample.enabled,
-            f"verl's sampler would draw again for the groups that R³ learns from: set +{KEY}.resample=off, or for DAPO "
-            "run verl's own trainer_mode=sync with algorithm.filter_groups",
+            f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for "
+            "DAPO run verl's own trainer_mode=sync with algorithm.filter_groups",
         ),
         (
             bool((algorithm.get("filter_groups") or {}).get("enable")),
@@ -130,7 +130,7 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
         (
             correction.get("rollout_rs") is not None,
             "rejection takes tokens out of the loss's denominators behind the method's back: set "
-            f"algorithm.rollout_correction.rollout_rs=null; stale tokens are gated by +{KEY}.objective.ratio_gate",
+            f"algorithm.rollout_correction.rollout_rs=null; stale tokens are gated by ++{KEY}.objective.ratio_gate",
         ),
         (
             loss not in LOSSES,
@@ -141,7 +141,7 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             reflecting,
             f"verl would cut reflection prompts of up to {settings.reflection.max_prompt_tokens} tokens to "
             f"data.max_prompt_length={limit}, from the left: raise that, or set "
-            f"+{KEY}.reflection.max_prompt_tokens={limit}",
+            f"++{KEY}.reflection.max_prompt_tokens={limit}",
         ),
         (bool(actor_rollout.rollout.multi_turn.enable), "R³ trains on one turn: set rollout.multi_turn.enable=false"),
         (

@@ -43,7 +43,8 @@ def write(queries: Sequence[Query], path: Path, source: str, split: str) -> None
 
 def export(config: Config, folder: Path) -> list[str]:
     """Write the config's task to `folder`; what was written and how verl is to judge it, line by line."""
-    source = config.task.path or config.task.name
+    path = config.task.path or config.task.name
+    source = Path(path).stem if Path(path).suffix else path  # verl's metrics of held-out queries bear its name
     task = load_task(config.task, config.run.seed)
     said = []
     try:

@@ -24,7 +24,7 @@ def check_ids(dataset: Any, query_key: str) -> None:
         return
     infos: Sequence[Any] = dataset.dataframe["extra_info"] if "extra_info" in dataset.dataframe.column_names else [{}]
     ids = Counter(str((info or {}).get("index")) for info in infos)
-    fix = f"make the data with `r3 data verl`, or keep histories by the prompt: +{KEY}.query_key=prompt"
+    fix = f"make the data with `r3 data verl`, or keep histories by the prompt: ++{KEY}.query_key=prompt"
     if "None" in ids:
         raise ConfigError(f"{ids['None']} rows of data.train_files have no extra_info.index: {fix}")
     twice = [index for index, n in ids.items() if n > 1]

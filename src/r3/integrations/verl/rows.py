@@ -106,7 +106,7 @@ def _row(one: Joining, like: dict[str, Any]) -> dict[str, Any]:
     if "routed_experts" in like or like["position_ids"].dim() > 1:
         raise ValueError(
             "a replayed row has no expert routes and no images: turn router_replay off, use a text model, or set "
-            "+r3_method.name=r3-no-replay"
+            "++r3_method.name=r3-no-replay"
         )
     prompts, responses = torch.tensor(one.prompt, dtype=torch.int64), torch.tensor(one.sample.tokens, dtype=torch.int64)
     mask = torch.ones_like(responses)

@@ -162,7 +162,7 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
             if uid in found and len(next(iter(found[uid].values())).prompt) < length:
                 raise ValueError(
                     f"verl cut a reflection prompt of {length} tokens from the left: raise data.max_prompt_length or "
-                    f"lower +{KEY}.reflection.max_prompt_tokens"
+                    f"lower ++{KEY}.reflection.max_prompt_tokens"
                 )
 
     def _joining(self, result: StepResult) -> list[rows.Joining]:

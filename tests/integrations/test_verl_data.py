@@ -1,0 +1,83 @@
+"""`r3 data verl` and `recipes/verl/run.sh`: what they write and start. (make test-verl tests that verl takes it.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'r3-rl[parquet]'")
+import pyarrow.parquet as parquet
+
+from tests.train.tiny import ROOT, run_r3
+
+
+def export(folder: Path, ids: list[str], *more: str, check: bool = True) -> tuple[int, str]:
+    rows = [{"id": name, "problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i, name in enumerate(ids)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.yaml").write_text(f"task: {{name: file, heldout: 1, path: {folder / 'sums.jsonl'}}}\n")
+    done = run_r3("data", "verl", folder / "recipe.yaml", *more, "--to", folder / "out", check=check)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_rows_as_verl_wants_them(tmp_path: Path) -> None:
+    _, said = export(tmp_path, ["a", "b", "c"], "task.instruction=Think.")
+    assert "train.parquet: 2 queries" in said
+    assert "note" not in said
+    train = parquet.read_table(tmp_path / "out/train.parquet").to_pylist()
+    assert train[1] == {
+        "data_source": "sums",
+        "prompt": [{"role": "user", "content": "What is 1+1?\n\nThink."}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": "b", "split": "train"},
+    }
+    heldout = parquet.read_table(tmp_path / "out/heldout.parquet").to_pylist()
+    assert [row["extra_info"]["index"] for row in heldout] == ["c"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["heldout.parquet", "train.parquet"]
+
+
+def test_ids_must_be_unique(tmp_path: Path) -> None:
+    code, said = export(tmp_path, ["a", "a", "c"], check=False)
+    assert code != 0
+    assert "'a'" in said
+
+
+def test_it_says_when_verl_needs_another_judge(tmp_path: Path) -> None:
+    _, said = export(tmp_path, ["a", "b"], "task.verifier=tests.train.tiny.judge")
+    assert "this task's verifier is tests.train.tiny.judge" in said
+    assert "reward.custom_reward_function.path" in said
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """run.sh with a `python` that says what it was asked to run; it fails where a line of it is in FAIL."""
+    stub = folder / "python"
+    stub.write_text('#!/bin/sh\necho "$@"\ncase "$*" in *"${FAIL:-nothing at all}"*) exit 1;; esac\n')
+    stub.chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **environment}
+    command = [str(ROOT / "recipes/verl/run.sh"), *arguments]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+
+
+def test_run_script_checks_the_plugin_and_starts_verl_with_whole_paths(tmp_path: Path) -> None:
+    done = start(tmp_path, "deepscaler-7b", "+r3_method.replay.k=4", NNODES="8", R3_VERL_DATA="in")
+    assert done.returncode == 0, done.stderr
+    check, run = done.stdout.splitlines()
+    assert check.endswith("-m r3.integrations.verl")
+    expected = [
+        f"-m verl.trainer.main_ppo --config-path {ROOT / 'recipes/verl'} --config-name deepscaler-7b",
+        f"data.train_files={tmp_path / 'in/train.parquet'} data.val_files={tmp_path / 'in/heldout.parquet'}",
+        f"trainer.default_local_dir={tmp_path / 'checkpoints/deepscaler-7b'}",
+        "trainer.nnodes=8 trainer.n_gpus_per_node=8 +r3_method.replay.k=4",
+    ]
+    assert run == " ".join(expected)
+
+
+def test_run_script_stops_where_verl_would_go_on_without_the_plugin(tmp_path: Path) -> None:
+    done = start(tmp_path, "deepscaler-7b", FAIL="r3.integrations.verl")
+    assert (done.returncode, "main_ppo" in done.stdout) == (1, False)
+    done = start(tmp_path, "deepscaler-70b")
+    assert done.returncode == 2
+    assert "no such recipe; there are deepscaler-1.5b and deepscaler-7b" in done.stderr
