@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
@@ -104,3 +106,22 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
     thread.start()
     thread.join()
     assert seen == [False, True]
+
+
+def test_last_words_outlive_a_launchers_signal() -> None:
+    """After an error SIGTERM is ignored where asked for; without it the process is gone at once."""
+    script = """
+        import os, signal, sys
+        from r3.run import StopRequested
+        try:
+            with StopRequested(last_words=sys.argv[1] == "yes"):
+                raise RuntimeError
+        except RuntimeError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("said")
+    """
+    code = [sys.executable, "-c", textwrap.dedent(script)]
+    heard = subprocess.run([*code, "yes"], capture_output=True, text=True)
+    assert (heard.returncode, heard.stdout) == (0, "said\n"), heard.stderr
+    cut = subprocess.run([*code, "no"], capture_output=True, text=True)
+    assert (cut.returncode, cut.stdout) == (-signal.SIGTERM, "")

@@ -22,10 +22,13 @@ class StopRequested:
                 if stop:
                     break
 
-    Python delivers signals to the main thread alone: elsewhere it stays false and changes no handler.
+    Python delivers signals to the main thread alone: elsewhere it stays false and changes no handler. With `last_words`
+    an error that ends the block makes the process deaf to SIGTERM: a launcher sends it to every process once one has
+    died, and the survivors' message must not be cut off by it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, last_words: bool = False) -> None:
+        self._last_words = last_words
         self.name: str | None = None
         """The signal that came first, e.g. 'SIGTERM'."""
         self._old: dict[int, Any] = {}
@@ -40,7 +43,9 @@ class StopRequested:
                 self._old[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None and self._last_words and self._old:
+            self._old[signal.SIGTERM] = signal.SIG_IGN
         self._restore()
 
     def _restore(self) -> None:

@@ -132,7 +132,7 @@ class _Session:
         resumed: bool,
     ) -> None:
         self.parts, self.config, self.directory, self.buffer = parts, parts.config, directory, buffer
-        config = parts.config
+        self.world, config = world, parts.config
         if config.method.objective.kl > 0:
             parts.policy.keep_reference()
         stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
@@ -169,7 +169,8 @@ class _Session:
         past = list(self.directory.metrics.read())
         self.tokens = sum(int(line.get("tokens/generated", 0)) for line in past)
         try:
-            with Progress(self.total_steps, SHOWN, past=past) as progress, StopRequested() as stop:
+            stopping = StopRequested(last_words=self.world.size > 1)
+            with Progress(self.total_steps, SHOWN, past=past) as progress, stopping as stop:
                 if self.directory.metrics.last_step is None:
                     progress.say(f"run directory: {self.directory.path}")
                     progress.phase("evaluating before training")
