@@ -58,6 +58,12 @@ def test_a_dry_run_says_what_sharding_saves(capsys: pytest.CaptureFixture[str]) 
     assert "set one of them to false" in capsys.readouterr().err
 
 
+def test_processes_are_started_by_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--processes", "8"], ["--dry-run", "--processes", "0"]):
+        assert main(["train", *arguments]) == 2
+        assert "torchrun --nproc-per-node N" in capsys.readouterr().err
+
+
 def test_a_dry_run_refuses_what_training_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "rollout.max_tokens=100000"]) == 2
     assert "the model's context is" in capsys.readouterr().err

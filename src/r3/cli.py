@@ -108,7 +108,7 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this directory")
     train.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and stop")
     train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
-    train.add_argument("--processes", type=int, default=1, metavar="N", help="with --dry-run: as one of so many")
+    train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of so many")
     train.add_argument("--quiet", action="store_true", help="no table at the end")
     train.set_defaults(run=_train)
 
@@ -132,12 +132,18 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(describe(config))
         return 0
+    processes = arguments.processes
+    if processes is not None and (processes < 1 or not arguments.dry_run):
+        raise ConfigError(
+            f"--processes {processes} is for the sums of --dry-run, from 1 on; to train in several processes: "
+            "torchrun --nproc-per-node N -m r3 train …"
+        )
     if arguments.dry_run:
         if arguments.resume is not None:
             raise ConfigError("--dry-run looks at a recipe, --resume at a run: give one of them")
         from r3.train.dryrun import dry_run
 
-        print(dry_run(config, processes=max(1, arguments.processes)))
+        print(dry_run(config, processes=processes or 1))
         return 0
     return _run_training(config, arguments)
 
