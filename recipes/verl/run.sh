@@ -9,10 +9,10 @@
 # The same command resumes: verl goes on from the newest checkpoint.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-recipe="${1:?which one: deepscaler-1.5b or deepscaler-7b}"
+recipe="${1:?which one: deepscaler-1.5b, deepscaler-7b or gsm8k-smollm2}"
 shift
 if [ ! -f "$here/$recipe.yaml" ]; then
-  echo "$here/$recipe.yaml: no such recipe; there are deepscaler-1.5b and deepscaler-7b" >&2
+  echo "$here/$recipe.yaml: no such recipe; there are deepscaler-1.5b, deepscaler-7b and gsm8k-smollm2" >&2
   exit 2
 fi
 data="$(realpath -m "${R3_VERL_DATA:-data}")"

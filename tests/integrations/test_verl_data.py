@@ -80,4 +80,4 @@ def test_run_script_stops_where_verl_would_go_on_without_the_plugin(tmp_path: Pa
     assert (done.returncode, "main_ppo" in done.stdout) == (1, False)
     done = start(tmp_path, "deepscaler-70b")
     assert done.returncode == 2
-    assert "no such recipe; there are deepscaler-1.5b and deepscaler-7b" in done.stderr
+    assert "no such recipe; there are deepscaler-1.5b, deepscaler-7b and gsm8k-smollm2" in done.stderr

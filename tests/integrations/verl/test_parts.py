@@ -23,7 +23,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.utils.config import validate_config
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from r3.config import ConfigError
+from r3.config import ConfigError, load_config
 from r3.integrations.common.keeping import FILE, prune_copies
 from r3.integrations.common.plan import Answer, Asked
 from r3.integrations.verl import ESTIMATOR, rows
@@ -57,20 +57,47 @@ def verl_config(folder: Path, *more: str) -> Any:
 # ---------------------------------------------------------------- config
 
 
-@pytest.mark.parametrize("recipe", ["deepscaler-1.5b", "deepscaler-7b"])
-def test_recipes_are_valid_to_verl_and_to_the_plugin(recipe: str) -> None:
+def composed_recipe(recipe: str, *more: str) -> Any:
+    """A recipe as run.sh gives it to verl, found valid by verl and by the plugin."""
     with initialize_config_dir(str(ROOT / "recipes/verl"), version_base=None):
-        config = compose(recipe, ["data.train_files=train.parquet", "data.val_files=heldout.parquet"])
+        config = compose(recipe, ["data.train_files=train.parquet", "data.val_files=heldout.parquet", *more])
     OmegaConf.resolve(config)
     validate_config(config, use_reference_policy=False, use_critic=False)
     settings = checked(config)
-    # The paper's numbers.
-    assert config.data.max_response_length == 8192
-    assert settings.reward.length_limit == 32768
     assert (settings.replay.enabled, settings.reflection.enabled, settings.ranking.enabled) == (True, True, True)
     assert settings.objective.normalise == "sequence"
     room = config.data.max_prompt_length + config.data.max_response_length
     assert config.actor_rollout_ref.rollout.max_model_len == room
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= room
+    return config
+
+
+@pytest.mark.parametrize("recipe", ["deepscaler-1.5b", "deepscaler-7b"])
+def test_recipes_have_the_papers_numbers(recipe: str) -> None:
+    config = composed_recipe(recipe)
+    assert config.data.max_response_length == 8192
+    assert checked(config).reward.length_limit == 32768
+
+
+def test_the_recipe_for_one_card_is_that_of_our_loop() -> None:
+    config = composed_recipe("gsm8k-smollm2", "actor_rollout_ref.model.path=model", "trainer.n_gpus_per_node=1")
+    ours, settings = load_config(ROOT / "recipes/gsm8k-smollm2.yaml"), checked(config)
+    assert config.data.train_batch_size == ours.train.queries_per_step
+    assert config.data.max_response_length == ours.rollout.max_tokens
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.n, rollout.temperature) == (ours.rollout.group_size, ours.rollout.temperature)
+    assert config.actor_rollout_ref.actor.optim.lr == ours.train.learning_rate
+    assert settings.reward == ours.reward
+    assert (settings.replay, settings.ranking) == (ours.method.replay, ours.method.ranking)
+    # A run of few epochs: reflection as early as the paper has it.
+    assert settings.reflection == ours.method.reflection.model_copy(update={"from_epoch": 2})
+
+
+def test_every_recipe_is_named_where_a_user_gets_the_name_wrong() -> None:
+    said = (ROOT / "recipes/verl/run.sh").read_text()
+    names = {path.stem for path in (ROOT / "recipes/verl").glob("*.yaml")} - {"r3"}
+    assert len(names) == 3
+    assert all(said.count(name) >= 2 for name in names)
 
 
 @pytest.mark.parametrize(
