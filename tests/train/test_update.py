@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import (
 
 from r3.attention import packed
 from r3.cli import main
-from r3.config import ModelSettings, TrainSettings
+from r3.config import ConfigError, ModelSettings, TrainSettings
 from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
 from r3.method.step import WeightedSample
@@ -176,6 +176,46 @@ def test_other_architectures_pack_exactly(name: str, sharing: bool) -> None:
             entropies.append(torch.distributions.Categorical(logits=logs).entropy())
     torch.testing.assert_close(got.logprobs_T, torch.cat(logprobs), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got.entropies_T, torch.cat(entropies), rtol=1e-5, atol=1e-5)
+
+
+class OtherLogits(Qwen2ForCausalLM):
+    """Does something to the logits on the way out, as some architectures do."""
+
+    change: Callable[[torch.Tensor], torch.Tensor] = staticmethod(lambda logits: logits)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        output = super().forward(*args, **options)
+        output.logits = self.change(output.logits)
+        return output
+
+
+def after_reserved_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """Noise of nats at some places, as rounding makes it behind tokens that a model has hardly met."""
+    noisy = logits.clone()
+    noisy[:, ::4] += 5 * torch.randn(logits.shape[-1], generator=torch.Generator().manual_seed(0))
+    return noisy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_an_architecture_that_does_more_to_its_logits_is_refused(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = OtherLogits(Qwen2Config(**SMALL, num_key_value_heads=2, initializer_range=0.3)).to(dtype).eval()
+    policy = Policy(model, char_tokenizer(), ModelSettings(path="it"), base=model)
+    policy.check_head()
+    model.change = lambda logits: 0.7 * logits
+    with pytest.raises(ConfigError, match=r"model\.path=it: OtherLogits changes its logits"):
+        policy.check_head()
+
+
+def test_in_half_precision_a_few_wild_tokens_do_not_condemn_a_model() -> None:
+    torch.manual_seed(0)
+    model = OtherLogits(Qwen2Config(**SMALL, num_key_value_heads=2)).eval()
+    policy = Policy(model, char_tokenizer(), ModelSettings(), base=model)
+    model.change = after_reserved_tokens
+    with pytest.raises(ConfigError):  # there is no such rounding in float32
+        policy.check_head()
+    model.to(torch.bfloat16)
+    policy.check_head()
 
 
 def test_sequences_cannot_see_each_other(batch: list[WeightedSample], tmp_path: Path) -> None:

@@ -114,8 +114,13 @@ class Policy:
 
     @torch.no_grad()
     def check_head(self) -> None:
-        """Compare our decoder-then-head path with the model's own forward: an architecture may do more in between."""
-        ids = torch.arange(3, 9, device=self.device).remainder(self.base.config.get_text_config().vocab_size)
+        """Compare our decoder-then-head path with the model's own forward: an architecture may do more in between.
+
+        On tokens from all over the vocabulary. In half precision the middle one counts: what follows a token that the
+        model has hardly met (the reserved ones at the start of a vocabulary) can change by nats with the rounding.
+        """
+        size = self.base.config.get_text_config().vocab_size
+        ids = torch.linspace(0, size - 1, 34, device=self.device).long()
         was_training = self.base.training
         self.base.eval()
         try:
@@ -125,8 +130,10 @@ class Policy:
             ours = self.statistics([Trajectory(array[:1], array[1:])], temperature=1.0).logprobs_T
         finally:
             self.base.train(was_training)
-        gap = float((ours - expected).abs().max())
-        if not gap < (1e-3 if self.base.dtype == torch.float32 else 0.2):
+        gaps = (ours - expected).abs()
+        exact = self.base.dtype == torch.float32
+        gap, most = (float(gaps.max()), 1e-3) if exact else (float(gaps.median()), 0.2)
+        if not gap < most:
             raise ConfigError(
                 f"model.path={self.settings.path}: {type(self.base).__name__} changes its logits or attention in a way "
                 f"the packed update does not know (log-probs differ by {gap:.3g}); use another architecture"
