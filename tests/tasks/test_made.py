@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -102,6 +103,12 @@ def test_a_family_without_a_written_procedure_can_be_reinforced() -> None:
     task = load("reasoning-gym", "gcd", {})
     assert written(task.train[0]) is None
     assert task.verify(task.train[0], boxed(task.train[0].answer)).right
+
+
+def test_a_reasoning_gym_that_cannot_be_imported_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # as an import of it, or of what it needs, would fail
+    with pytest.raises(TaskError, match=r"pip install 'r3-rl\[reasoning-gym\]' \(.*reasoning_gym"):
+        load("reasoning-gym", "ab", {})
 
 
 def test_bad_families_and_options_name_the_fix() -> None:

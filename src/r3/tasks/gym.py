@@ -84,7 +84,9 @@ def _dataset(settings: TaskSettings, *, seed: int, size: int = 1) -> Any:
     try:
         gym = importlib.import_module("reasoning_gym")
     except ImportError as error:
-        raise TaskError("task.name=reasoning-gym needs reasoning-gym: pip install 'r3-rl[reasoning-gym]'") from error
+        raise TaskError(
+            f"task.name=reasoning-gym needs reasoning-gym, whole: pip install 'r3-rl[reasoning-gym]' ({error})"
+        ) from error
     try:
         return gym.create_dataset(settings.family, **settings.options, seed=seed, size=size)
     except (ValueError, TypeError, AssertionError) as error:
