@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,10 @@ class Work:
     def context(self) -> int:
         """Longest prompt with the longest response."""
         return max(map(len, self.prompts)) + self.longest
+
+    def shortened(self, limit: int) -> Work:
+        """The same prompts, no response longer than the limit."""
+        return replace(self, lengths=tuple(tuple(min(length, limit) for length in row) for row in self.lengths))
 
     def flat(self) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
         """Every response on its own: its prompt and its length."""

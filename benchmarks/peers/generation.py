@@ -40,6 +40,9 @@ class Setup:
 class Generator(ABC):
     """An engine, started."""
 
+    ready = False
+    """Whether starting it compiled and captured everything: a short warm-up then does for long work."""
+
     @abstractmethod
     def generate(self, work: Work, engine: str) -> int:
         """Write every response; the tokens written. `engine` is the variant of a family."""
@@ -138,6 +141,8 @@ class Transformers(Generator):
 
 class Vllm(Generator):
     """vLLM in this process, with prefix caching and CUDA graphs; a request a response, each with its own limit."""
+
+    ready = True
 
     def __init__(self, setup: Setup) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
