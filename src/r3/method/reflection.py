@@ -10,6 +10,8 @@ Departures from the paper, and choices it leaves open:
 - A query that was never tried is not hard: nothing is known of it, and there is no failure to show.
 - The failure shown is drawn from the query's newest ones (`candidates`), the errors that the policy still makes.
 - The wording of the guidance and the layout are settings; the paper's are not known to us.
+- A query may be given up after reflection answers in vain (`give_up_after`, beyond the paper): a reflection group costs
+  what a plain one costs, and a model that cannot use its own mistakes would go on paying.
 - The prompt fits a token budget. The shown attempt is shortened in its middle, since its start holds the approach and
   its end the error's outcome; the question is never cut. Where even an empty attempt does not fit, there is no
   reflection prompt, and the reason is counted.
@@ -28,7 +30,7 @@ from r3.method.settings import ReflectionSettings
 from r3.samples import Context, IntArray, Message, Query, Sample
 
 Asked = str | tuple[Message, ...]
-ReflectionReason = Literal["built", "off", "early", "never_tried", "not_hard", "no_failure", "too_long"]
+ReflectionReason = Literal["built", "off", "early", "never_tried", "not_hard", "given_up", "no_failure", "too_long"]
 
 
 class Tokenizer(Protocol):
@@ -66,6 +68,16 @@ def hardness(past_outcome: float | None, epoch: int, settings: ReflectionSetting
 def is_hard(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> bool:
     """The paper's hard-query test: from epoch 2, mean past outcome < τ."""
     return hardness(past_outcome, epoch, settings) == "built"
+
+
+def in_vain(tried: int, solved: int, settings: ReflectionSettings) -> bool:
+    """Whether a query, with so many reflection answers so far and so many of them right, is to be left alone.
+
+    >>> settings = ReflectionSettings(give_up_after=16)
+    >>> in_vain(15, 0, settings), in_vain(16, 0, settings), in_vain(64, 1, settings)
+    (False, True, False)
+    """
+    return settings.give_up_after is not None and solved == 0 and tried >= settings.give_up_after
 
 
 def reflect(

@@ -107,6 +107,8 @@ class ReflectionSettings(Switchable):
     """τ: a query is hard if its mean past outcome is below this."""
     from_epoch: int = Field(2, ge=1)
     """First epoch with reflection prompts; the buffer is empty in the first."""
+    give_up_after: int | None = Field(None, ge=1)
+    """Leave a query alone after so many reflection answers, none of them right; None: never, as in the paper."""
     candidates: int = Field(16, ge=1)
     """The shown failure is drawn from so many of the newest ones: the errors the policy still makes."""
     train_as: Literal["reflection", "plain", "both"] = "reflection"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from r3.buffer import SampleBuffer
-from r3.method.reflection import Reflection, Tokenizer, hardness, reflect
+from r3.method.reflection import Reflection, ReflectionReason, Tokenizer, hardness, in_vain, reflect
 from r3.method.replay import wanted_outcome
 from r3.method.settings import ReflectionSettings, ReplaySettings
 from r3.samples import Group, Query, Sample
@@ -31,6 +31,7 @@ def reflections(
     """
     rates = buffer.success_rate([query.id for query, _ in batch]) if settings.enabled else {}
     reasons = [hardness(rates.get(query.id), epoch, settings) for query, epoch in batch]
+    reasons = _without_lost_causes(buffer, batch, reasons, settings)
     hard = [place for place, reason in enumerate(reasons) if reason == "built"]
     ids = [batch[place][0].id for place in hard]
     failures = buffer.history(ids, outcome=False, limit=settings.candidates) if hard else {}
@@ -44,6 +45,27 @@ def reflections(
         if made.prompt is not None:
             built.append((place, made))
     return built, counts
+
+
+def _without_lost_causes(
+    buffer: SampleBuffer,
+    batch: Sequence[tuple[Query, int]],
+    reasons: list[ReflectionReason],
+    settings: ReflectionSettings,
+) -> list[ReflectionReason]:
+    """The reasons, with 'given_up' for hard queries that reflection has not helped so far."""
+    if settings.give_up_after is None:
+        return reasons
+    hard = [query.id for (query, _), reason in zip(batch, reasons, strict=True) if reason == "built"]
+    lost = {
+        query_id
+        for query_id, past in buffer.attempts(hard, context="reflection").items()
+        if in_vain(past.tried, past.solved, settings)
+    }
+    return [
+        "given_up" if reason == "built" and query.id in lost else reason
+        for (query, _), reason in zip(batch, reasons, strict=True)
+    ]
 
 
 def past_samples(

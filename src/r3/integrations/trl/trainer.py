@@ -167,7 +167,7 @@ class R3Trainer(GRPOTrainer):
         whole = self.accelerator.num_processes // math.gcd(self._group_size, self.accelerator.num_processes)
         most = len(made) if self.args.r3_max_reflections is None else min(len(made), self.args.r3_max_reflections)
         room = most // whole * whole
-        for reason in ("built", "early", "not_hard", "never_tried", "no_failure", "too_long"):
+        for reason in ("built", "early", "not_hard", "never_tried", "given_up", "no_failure", "too_long"):
             self._metrics["train"][f"r3/reflection/{reason}"].append(counts.get(reason, 0))
         self._metrics["train"]["r3/reflection/no_room"].append(len(made) - room)
         chosen = []
