@@ -67,6 +67,24 @@ def test_every_mechanism_acts_and_is_counted(tmp_path: Path) -> None:
     assert {"heldout/right", "heldout/total", "heldout/low", "heldout/high"} <= lines[0].keys() & lines[-1].keys()
 
 
+def reflected(folder: Path) -> dict[str, list[tuple[int, int]]]:
+    """(tried, solved) of every reflection group, by query and in order, from the buffer's ledger."""
+    with SampleBuffer.open_reader(folder / "run" / "buffer.sqlite") as buffer:
+        ledgers = {query_id: buffer.ledger(query_id) for query_id in (f"q{i}" for i in range(12))}
+    return {q: [(e.tried, e.solved) for e in entries if e.context == "reflection"] for q, entries in ledgers.items()}
+
+
+def test_a_query_is_given_up_after_reflections_in_vain(tmp_path: Path) -> None:
+    """Two groups of four without a right answer are eight answers: there is no third; one right answer keeps it on."""
+    lines = train(tmp_path, train__epochs=6, method__reflection__tau=1.0, method__reflection__give_up_after=8)
+    groups = reflected(tmp_path)
+    vain = {q: own for q, own in groups.items() if not any(solved for _, solved in own)}
+    assert any(len(own) == 2 for own in vain.values())
+    assert all(len(own) <= 2 for own in vain.values())
+    assert any(len(own) > 2 for q, own in groups.items() if q not in vain)
+    assert sum(line.get("reflection/given_up", 0) for line in lines) > 0
+
+
 @pytest.mark.parametrize("method", ["grpo", "dapo", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
 def test_methods_are_settings_of_one_pipeline(tmp_path: Path, method: str) -> None:
     lines = train(tmp_path, method=method)

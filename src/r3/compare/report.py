@@ -86,8 +86,16 @@ def _setting(c: Comparison) -> list[str]:
 
 
 def _task_name(task: dict[str, object]) -> str:
-    detail = {"file": "path", "arithmetic": "difficulty"}.get(str(task["name"]), "family")
-    return f"{task['name']} ({task.get(detail)})"
+    """The task with the settings that make it easy or hard.
+
+    >>> _task_name({"name": "reasoning-gym", "family": "ab", "options": {"length": 9}, "size": 64, "rows": None})
+    "reasoning-gym (family ab, options {'length': 9}, size 64)"
+    """
+    known = ("path", "rows") if task["name"] == "file" else ("family", "options", "difficulty", "size")
+    if task["name"] == "reasoning-gym":
+        known = ("family", "options", "size")
+    said = ", ".join(f"{key} {task[key]}" for key in known if task.get(key))
+    return f"{task['name']} ({said})"
 
 
 def _page(comparison: Comparison, figures: Sequence[Figure], folder: Path) -> str:

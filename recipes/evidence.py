@@ -1,0 +1,187 @@
+"""The comparisons of docs/results.md on a real LLM, from nothing to raw numbers, on one GPU: warm start, rung, compare.
+
+    R3_DATA=… python recipes/evidence.py [sums letters sorting knights gsm8k] [--jobs 12] [--seeds 3] [--tokens N]
+
+For each task: SmolLM2-135M learns a written procedure on easy problems (`r3 sft`); the warm start is tried on a ladder
+of harder ones, and the rung where about one answer in twenty is right is taken; `r3 compare` runs there. The ladder is
+climbed before any method has run, so no method can have been favoured by it. Every command is printed; what is finished
+is not done again. Small cells leave most of a card idle: with NVIDIA's MPS (`nvidia-cuda-mps-control -d`) a dozen share
+it well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RECIPES = Path(os.path.relpath(Path(__file__).parent))
+MODEL = Path("models/smollm2-135m")
+WANTED = 0.05
+"""Held-out pass@1 at the start: most groups of 16 solve none, and some solve one."""
+NAIVE = "replay-only-naive=r3-no-reflection,method.ranking=off,method.objective.correction=naive"
+ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
+FEW = ("grpo", "dapo", "r3")
+SIZES = ("train.queries_per_step=16", "train.learning_rate=3e-5", "train.tokens_per_microbatch=4096")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its recipes, what the warm start learns from, and the ladder of harder problems."""
+
+    warm: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()
+    """Settings of every rung."""
+    ladder: tuple[tuple[str, ...], ...] = ((),)
+    recipe: str = "puzzles-smollm2"
+    methods: tuple[str, ...] = FEW
+
+
+def rung_of(options: str, limit: int) -> tuple[str, str]:
+    """A rung, and a length limit that a written solution of it keeps, but not by much."""
+    return options, f"rollout.max_tokens={limit}"
+
+
+def sorting(fewest: int, most: int) -> str:
+    return f"task.options={{min_numbers: {fewest}, max_numbers: {most}, min_decimals: 0, max_decimals: 0}}"
+
+
+SUMS = ("task.name=graded-arithmetic", "task.family=null", "task.options={}")
+SORTING, KNIGHTS = ("task.family=number_sorting",), ("task.family=knights_knaves",)
+TASKS = {
+    "sums": Task(
+        warm=(*SUMS, "task.difficulty=[2,3,4]"),
+        every=SUMS,
+        ladder=tuple(
+            rung_of(f"task.difficulty=[{n},{n + 1}]", limit)
+            for n, limit in ((5, 96), (7, 128), (9, 160), (11, 192), (14, 256))
+        ),
+        methods=ALL,
+    ),
+    "letters": Task(
+        ladder=tuple(
+            rung_of(f"task.options={{min_words: {n}, max_words: {n + 3}}}", limit)
+            for n, limit in ((7, 144), (10, 192), (14, 240), (19, 320), (25, 400))
+        ),
+    ),
+    "sorting": Task(
+        warm=(*SORTING, sorting(3, 4)),
+        every=SORTING,
+        ladder=tuple(rung_of(sorting(n, n + 1), limit) for n, limit in ((5, 256), (6, 320), (7, 384), (9, 544))),
+    ),
+    "knights": Task(
+        warm=(*KNIGHTS, "task.options={n_people: 2}"),
+        every=KNIGHTS,
+        ladder=tuple(rung_of(f"task.options={{n_people: {n}}}", limit) for n, limit in ((2, 160), (3, 384), (4, 1024))),
+    ),
+    "gsm8k": Task(recipe="gsm8k-smollm2", methods=ALL),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; all by default")
+    parser.add_argument("--until", choices=("warm", "rung", "compare"), default="compare", help="stop after this stage")
+    parser.add_argument("--jobs", type=int, default=4, help="cells side by side")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=800_000, help="generated tokens of a cell")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting over all recipes'")
+    options = parser.parse_args()
+    if unknown := set(options.tasks) - TASKS.keys():
+        parser.error(f"no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}")
+    names = options.tasks or list(TASKS)
+    if not MODEL.exists():
+        run(["models", "fetch", MODEL.name])
+    together([warm_start(name, options.set) for name in names if not model_of(name).exists()])
+    if options.until == "warm":
+        return
+    together([probe(name, place, options.set) for name in names for place in rungs_to_try(name)])
+    chosen = {name: rung(name) for name in names}
+    if options.until == "rung":
+        return
+    for name in names:
+        run(comparison(name, chosen[name], options))
+
+
+def r3(arguments: Sequence[str]) -> list[str]:
+    print("$ r3", shlex.join(arguments), flush=True)
+    return [sys.executable, "-m", "r3", *arguments]
+
+
+def run(arguments: Sequence[str]) -> None:
+    subprocess.run(r3(arguments), check=True)
+
+
+def together(commands: Sequence[Sequence[str]]) -> None:
+    """Several at once; what they say goes to evidence.log."""
+    with Path("evidence.log").open("ab") as log:
+        running = [subprocess.Popen(r3(command), stdout=log, stderr=log) for command in commands]
+    failed = [command for command, process in zip(commands, running, strict=True) if process.wait() != 0]
+    if failed:
+        raise SystemExit("failed, see evidence.log: " + "; ".join(shlex.join(command) for command in failed))
+
+
+def model_of(name: str) -> Path:
+    return Path("runs") / f"sft-{name}" / "model"
+
+
+def warm_start(name: str, more: Sequence[str]) -> list[str]:
+    recipe = "sft-gsm8k-smollm2" if name == "gsm8k" else "sft-puzzles-smollm2"
+    return ["sft", str(RECIPES / f"{recipe}.yaml"), *TASKS[name].warm, *more, f"run.dir=runs/sft-{name}"]
+
+
+def settings(name: str, place: int) -> list[str]:
+    """Of a rung of the task's ladder, over its recipe's."""
+    task = TASKS[name]
+    return [*SIZES, f"model.path={model_of(name)}", *task.every, *task.ladder[place]]
+
+
+def recipe_of(name: str) -> str:
+    return str(RECIPES / f"{TASKS[name].recipe}.yaml")
+
+
+def probe_path(name: str, place: int) -> Path:
+    return Path("runs") / f"probe-{name}-{place}"
+
+
+def rungs_to_try(name: str) -> list[int]:
+    """Those of a ladder with several, as far as they were not tried before."""
+    places = range(len(TASKS[name].ladder))
+    return [place for place in places if len(places) > 1 and not (probe_path(name, place) / "metrics.jsonl").exists()]
+
+
+def probe(name: str, place: int, more: Sequence[str]) -> list[str]:
+    """One step, for the evaluation before it."""
+    short = ["method=grpo", "train.steps=1", "evaluate.samples=8", f"run.dir={probe_path(name, place)}"]
+    return ["train", "--quiet", recipe_of(name), *settings(name, place), *more, *short]
+
+
+def rung(name: str) -> int:
+    """The rung whose pass@1 at the start is nearest to what is wanted, in the logarithm."""
+    if len(TASKS[name].ladder) == 1:
+        return 0
+    found = []
+    for place in range(len(TASKS[name].ladder)):
+        first = (probe_path(name, place) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0]
+        found.append(float(json.loads(first)["heldout/accuracy"]))
+    chosen = min(range(len(found)), key=lambda i: abs(math.log(max(found[i], 1e-4) / WANTED)))
+    print(f"{name}: pass@1 by rung {', '.join(f'{x:.1%}' for x in found)}; taken: {TASKS[name].ladder[chosen]}")
+    return chosen
+
+
+def comparison(name: str, place: int, options: argparse.Namespace) -> list[str]:
+    counts = ["--seeds", str(options.seeds), "--tokens", str(options.tokens), "--evaluations", "5"]
+    which = ["--methods", ",".join(TASKS[name].methods), "--variant", NAIVE]
+    where = ["--jobs", str(options.jobs), "--no-report", "--out", f"compare/{name}"]
+    return ["compare", recipe_of(name), *settings(name, place), *options.set, *which, *counts, *where]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""recipes/evidence.py: every command it would give is a valid one, and the rung is chosen by the warm start alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from r3.cli import _parsed
+from r3.compare.plan import make_plan
+from r3.config import load_config
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.chdir(ROOT)
+    spec = importlib.util.spec_from_file_location("evidence", ROOT / "recipes" / "evidence.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "evidence", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["sums", "letters", "sorting", "knights", "gsm8k"])
+def test_its_commands_are_valid(evidence: ModuleType, name: str) -> None:
+    warm = _parsed(evidence.warm_start(name, []))
+    assert load_config(Path(warm.recipe), warm.overrides).run.dir == f"runs/sft-{name}"
+    options = argparse.Namespace(set=["model.compile=false"], seeds=3, tokens=1000, jobs=2)
+    for place in range(len(evidence.TASKS[name].ladder)):
+        tried = _parsed(evidence.probe(name, place, options.set))
+        config = load_config(Path(tried.recipe), tried.overrides)
+        assert (config.train.steps, config.model.path) == (1, f"runs/sft-{name}/model")
+        compared = _parsed(evidence.comparison(name, place, options))
+        plan = make_plan(
+            compared.recipe,
+            compared.overrides,
+            methods=compared.methods.split(","),
+            variants=compared.variant,
+            seeds=compared.seeds,
+            tokens=compared.tokens,
+            evaluations=compared.evaluations,
+            baseline=compared.baseline,
+        )
+        assert {"grpo", "dapo", "r3", "replay-only-naive"} <= {variant.name for variant in plan.variants}
+        assert plan.config(plan.variants[0]).task == config.task  # what was tried is what is compared on
+        assert plan.config(plan.variants[0]).rollout == config.rollout
+
+
+@pytest.mark.parametrize(("found", "wanted"), [([0.5, 0.12, 0.03, 0.001], 2), ([0.2, 0.0, 0.0, 0.0], 0)])
+def test_the_rung_is_the_one_nearest_to_one_in_twenty(
+    evidence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[float], wanted: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert evidence.rungs_to_try("sorting") == [0, 1, 2, 3]
+    for place, accuracy in enumerate(found):
+        folder = evidence.probe_path("sorting", place)
+        folder.mkdir(parents=True)
+        lines = [{"step": 0, "heldout/accuracy": accuracy}, {"step": 1, "heldout/accuracy": 0.05}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert evidence.rung("sorting") == wanted
+    assert evidence.rungs_to_try("sorting") == []
