@@ -307,6 +307,19 @@ def test_the_check_says_what_verl_does_not(capsys: pytest.CaptureFixture[str]) -
     assert "unset VERL_USE_EXTERNAL_PLUGINS" in done.stderr
 
 
+@pytest.mark.parametrize("old", [True, False], ids=["with the class that verl patches", "without it"])
+def test_a_trl_that_stops_verls_workers_is_told_of(tmp_path: Path, old: bool) -> None:
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...\n" if old else "")
+    done = python("-m", "r3.integrations.verl", PYTHONPATH=os.pathsep.join([str(tmp_path), *_paths()]))
+    assert done.returncode == (0 if old else 1), done.stderr
+    assert old or "pip uninstall trl" in done.stderr
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 def test_a_plugin_that_does_not_load_shouts() -> None:
     done = python("-c", "import r3.integrations.verl as v; v.TESTED = ('0.1',); import verl; print('went on')")
     assert done.stdout == "went on\n"  # as verl would have it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD, TRAINER, check_version
@@ -18,10 +19,26 @@ def missing() -> str | None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+    if importlib.util.find_spec("trl") is not None and not _trl_is_old():
+        return (
+            "TRL is installed here, and verl's FSDP workers stop at a class that TRL no longer has (found in "
+            "verl 0.9.1 with TRL 1.16): pip uninstall trl, or give verl an environment of its own"
+        )
     if TRAINER in TRAINER_REGISTRY and ESTIMATOR in ADV_ESTIMATOR_REGISTRY and REWARD in REWARD_MANAGER:
         return None
     importlib.import_module("r3.integrations.verl.plugin")  # raises what verl kept to itself
     return f"verl loads no plugins here: unset VERL_USE_EXTERNAL_PLUGINS, or name {KEY} in it"
+
+
+def _trl_is_old() -> bool:
+    """Whether this TRL has the class that verl patches wherever it finds TRL."""
+    for module in ("trl.experimental.ppo", "trl"):
+        try:
+            if hasattr(importlib.import_module(module), "AutoModelForCausalLMWithValueHead"):
+                return True
+        except ImportError:
+            continue
+    return False
 
 
 def main() -> int:
