@@ -97,11 +97,12 @@ def test_every_member_of_a_mixed_group_is_in_the_rows(run: Any) -> None:
 
 
 def test_rows_carry_eq_3_advantages_and_the_methods_weights(run: Any) -> None:
-    """TRL's default loss counts tokens: its row is the advantage, its denominator the tokens of all members."""
+    """TRL's default loss divides by the tokens of all members: a row's advantage makes up for it."""
     _, trainer = run
     for batch, result in zip(trainer.batches, trainer.steps, strict=True):
         members = [sample for mixed in result.groups for sample in mixed.members]
-        assert int(batch["num_items_in_batch"]) == sum(map(len, members))
+        tokens_in_all = int(batch["num_items_in_batch"])
+        assert tokens_in_all == sum(map(len, members))
         fresh = {w.sample.tokens.tobytes() + w.prompt.tobytes(): w for w in result.weighted if w.origin != "replayed"}
         for i in range(len(batch["prompt_ids"])):
             tokens = batch["completion_ids"][i][batch["completion_mask"][i].bool()].int().numpy()
@@ -109,7 +110,7 @@ def test_rows_carry_eq_3_advantages_and_the_methods_weights(run: Any) -> None:
             weighted = fresh.get(tokens.tobytes() + prompt.tobytes())
             advantage = float(batch["advantages"][i].reshape(-1)[0])
             if weighted is not None and sum(1 for m in members if m.tokens.tobytes() == tokens.tobytes()) == 1:
-                assert advantage == pytest.approx(weighted.advantage, abs=1e-6)
+                assert advantage / tokens_in_all == pytest.approx(weighted.advantage * weighted.weight, abs=1e-9)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])

@@ -33,8 +33,9 @@ def test_advantages_of_every_group_are_centred_and_weights_share_the_batch(
     assert all(w.advantage != 0 for w in result.weighted)
     objective = MethodSettings(name=name).objective
     if objective.normalise == "sequence":
-        # Every group has an equal share, every member an equal share of that: the whole batch weighs 1.
-        whole = sum(1 / (len(result.groups) * len(m.members)) for m in result.groups for a in m.advantages if a != 0)
+        # Every query has an equal share, a member of one of its groups an equal share of that: plain groups weigh 1.
+        queries = sum(m.group.context.kind == "plain" for m in result.groups) or len(result.groups)
+        whole = sum(1 / (queries * len(m.members)) for m in result.groups for a in m.advantages if a != 0)
         assert sum(w.weight * len(w.sample) for w in result.weighted) == pytest.approx(whole)
 
 
@@ -181,6 +182,25 @@ def test_skipping_zero_advantages_keeps_their_tokens_in_the_denominator() -> Non
         result = step([flat, taught], MethodSettings(name="grpo", objective=objective))
         assert [w.weight for w in result.weighted] == pytest.approx([share] * 2)
         assert result.counts["samples/skipped"] == 2
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dapo"])
+def test_a_reflection_group_adds_to_the_gradient_and_takes_from_none(objective: str) -> None:
+    plain = make_group([make_sample(True), make_sample(False)])
+    silent = make_group([make_sample(False, context=REFLECTION)] * 2, context=REFLECTION)
+    telling = make_group(
+        [make_sample(True, context=REFLECTION), make_sample(False, context=REFLECTION)], context=REFLECTION
+    )
+
+    def weights(*groups: Group, over: str) -> list[float]:
+        settings = MethodSettings(name="r3", objective={"name": objective, "mean_over": over})
+        return [w.weight for w in step(groups, settings).weighted]
+
+    alone = weights(plain, over="queries")
+    assert weights(plain, silent, over="queries") == alone
+    assert weights(plain, telling, over="queries") == alone * 2
+    assert weights(plain, silent, over="groups") == pytest.approx([w / 2 for w in alone])
+    assert weights(telling, over="queries") == weights(telling, over="groups")  # a batch of reflection groups alone
 
 
 def test_dapo_leaves_groups_without_variance_out_of_the_batch() -> None:

@@ -91,10 +91,8 @@ def _task_name(task: dict[str, object]) -> str:
     >>> _task_name({"name": "reasoning-gym", "family": "ab", "options": {"length": 9}, "size": 64, "rows": None})
     "reasoning-gym (family ab, options {'length': 9}, size 64)"
     """
-    known = ("path", "rows") if task["name"] == "file" else ("family", "options", "difficulty", "size")
-    if task["name"] == "reasoning-gym":
-        known = ("family", "options", "size")
-    said = ", ".join(f"{key} {task[key]}" for key in known if task.get(key))
+    known = {"file": "path rows", "reasoning-gym": "family options size"}.get(str(task["name"]), "difficulty size")
+    said = ", ".join(f"{key} {task[key]}" for key in known.split() if task.get(key))
     return f"{task['name']} ({said})"
 
 

@@ -168,6 +168,9 @@ class ObjectiveSettings(Settings):
     """PPO's pessimistic minimum, or CISPO's clipped, gradient-free weight on the log-prob."""
     normalise: Literal["sequence", "token", "constant"] = "sequence"
     """Mean over sequences of the mean over tokens (GRPO), over all tokens (DAPO), or by a constant (Dr. GRPO)."""
+    mean_over: Literal["queries", "groups"] = "queries"
+    """What the loss is a mean over: the queries of a batch, so that a reflection group adds to the gradient, or all its
+    groups, so that it takes from the others'."""
     constant_length: int = Field(8192, ge=1)
     """The constant that a sequence's sum is divided by when normalise = constant."""
     clip_low: float = Field(0.2, ge=0, le=1)

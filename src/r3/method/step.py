@@ -13,6 +13,9 @@ Departures from the paper, and choices it leaves open:
   skipping changes nothing but the time. (With a KL penalty peers still train on such samples; here they are skipped.)
 - The weight of a sample: every group counts the same, and every member of a (mixed) group the same within it. With
   normalise = token, every token of the batch counts the same instead.
+- The loss is a mean over the batch's queries: a reflection group, which is one more group of its query, adds to the
+  gradient. As a mean over all groups (`objective.mean_over` = groups) every reflection group, most of which teach
+  nothing, would make all others count less. In groups or tokens, the plain prompts' are the denominator.
 - All truncated answers tied: no ranking reward is paid, or being cut would by itself outrank a complete wrong answer.
 - The paper pays truncated answers at least 0, their mean above it, and complete wrong ones 0: with many solve-none
   groups a policy learns to be cut. `ranking.centred` takes the mean off and leaves only the order.
@@ -39,6 +42,8 @@ from r3.method.settings import MethodSettings, ObjectiveSettings
 from r3.samples import Group, IntArray, Sample
 
 Origin = Literal["fresh", "replayed", "reflection"]
+_Counted = Sequence[tuple["MixedGroup", Sequence[bool]]]
+"""Groups, and which of their members count in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +190,22 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[Group, 
 def _weighted(mixed: Sequence[MixedGroup], settings: MethodSettings) -> Iterator[WeightedSample]:
     kept = [[not (settings.mask_truncated and s.truncated) for s in m.members] for m in mixed]
     counted = [(m, keep) for m, keep in zip(mixed, kept, strict=True) if any(keep)]
-    tokens = sum(len(s.tokens) for m, keep in counted for s, k in zip(m.members, keep, strict=True) if k)
+    base = _base(counted, settings.objective)
+    tokens = sum(len(s.tokens) for m, keep in base for s, k in zip(m.members, keep, strict=True) if k)
     for m, keep in counted:
         members = sum(keep)
         for i, (sample, advantage, k) in enumerate(zip(m.members, m.advantages, keep, strict=True)):
             if k and advantage != 0.0:
-                weight = token_weight(len(sample.tokens), len(counted), members, tokens, settings.objective)
+                weight = token_weight(len(sample.tokens), len(base), members, tokens, settings.objective)
                 yield from _under_prompts(
                     m.group, sample, advantage, weight, i >= len(keep) - len(m.replay.samples), settings
                 )
+
+
+def _base(counted: _Counted, objective: ObjectiveSettings) -> _Counted:
+    """The groups that the loss is a mean over: all, or one a query, the plain one."""
+    plain = [(m, keep) for m, keep in counted if m.group.context.kind == "plain"]
+    return plain if plain and objective.mean_over == "queries" else counted
 
 
 def token_weight(length: int, groups: int, members: int, tokens: int, objective: ObjectiveSettings) -> float:

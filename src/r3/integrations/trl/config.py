@@ -24,7 +24,7 @@ NORMALISE = {
     "cispo": "token",
     "vespo": "token",
 }
-OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate"}
+OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 
 
 @dataclass

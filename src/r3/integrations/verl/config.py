@@ -15,7 +15,7 @@ from r3.config import BufferSettings, ConfigError, validate_as
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 
-OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate"}
+OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 LOSSES = ("vanilla", "gspo", "cispo")
 # How verl's aggregations weigh a token, in the words of r3's objective.
 NORMALISE = {
@@ -57,7 +57,8 @@ def settings_of(config: DictConfig) -> VerlSettings:
     if not isinstance(objective, dict) or set(objective) - OBJECTIVE_OF_R3:
         raise ConfigError(
             f"{KEY}.objective: the surrogate is verl's to set, with actor_rollout_ref.actor.clip_ratio_low, "
-            "clip_ratio_high, loss_agg_mode, use_kl_loss and policy_loss.loss_mode; r3's are importance_cap, ratio_gate"
+            "clip_ratio_high, loss_agg_mode, use_kl_loss and policy_loss.loss_mode; r3's are "
+            + ", ".join(sorted(OBJECTIVE_OF_R3))
         )
     actor = config.actor_rollout_ref.actor
     by_sequence = actor.policy_loss.loss_mode == "gspo"  # verl's gspo averages by sequence, whatever loss_agg_mode says
