@@ -17,6 +17,8 @@ if [ ! -f "$here/$recipe.yaml" ]; then
 fi
 data="$(realpath -m "${R3_VERL_DATA:-data}")"
 out="$(realpath -m "${R3_VERL_OUT:-checkpoints}")"
+# vLLM's sampler wants flashinfer, for nothing here: it cannot give the log-probs of what was drawn from.
+export VLLM_USE_FLASHINFER_SAMPLER="${VLLM_USE_FLASHINFER_SAMPLER:-0}"
 # verl keeps quiet about a plugin that does not load; this does not.
 python -W ignore -m r3.integrations.verl
 # Paths in full and here, not in the recipe: Ray may run the trainer on another node, in another folder.

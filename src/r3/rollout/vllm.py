@@ -77,6 +77,8 @@ class VllmEngine(SingleRun):
 def _load(path: str, dtype: torch.dtype, max_rows: int, memory: float) -> Any:
     # In this process: weights are handed over as they lie on the card, and nothing has to be serialised.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # flashinfer's sampler cannot give the log-probs of what was drawn from, and vLLM fails where it is not installed.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     try:
         from vllm import LLM  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
