@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every figure of README.md's section on one GPU, in the order of what is worth most if time runs out; about 25 minutes on
-# an H200. Each script writes its JSON when it is through, so a run that is cut short keeps what was measured.
+# Every figure of README.md's section on one GPU, in the order of what is worth most if time runs out; some 25 minutes on
+# an H200, by the times of its parts. Each script writes its JSON when it is through, so a run that is cut short keeps what was measured.
 #
 #   benchmarks/all.sh FOLDER [rollout] [step] [overhead] [update]      all of them by default
 set -uo pipefail
@@ -16,13 +16,10 @@ measure() { # name, script, options
   shift 2
   python3 "benchmarks/$script.py" "$@" --out "$out/$name-$today.json" || echo "$name: failed" >&2
 }
-short="--mean 800 --limit 2560 --steps 3" # a whole step in seconds; without it, minutes
 [ $# -gt 0 ] || set -- step rollout overhead update
 for name in "$@"; do
   case "$name" in
-    step)
-      # shellcheck disable=SC2086
-      measure step step $short --engines ours-grpo,ours-r3,trl-bf16 --timeout 300 ;;
+    step) measure step step --mean 800 --limit 2560 --steps 3 --engines ours-grpo,ours-r3,trl-bf16 --timeout 300 ;;
     rollout)
       measure ragged rollout --engines native,vllm-logprobs --cases ragged --timeout 300
       measure decode rollout --engines native,vllm,vllm-logprobs --cases decode-256x512,decode-512x1024,decode-64x4096 --timeout 300 ;;

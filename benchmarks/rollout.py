@@ -7,8 +7,8 @@ same length in every engine). Weights are random (vLLM: its own dummy weights un
 - decode tokens/s leaves the prompts out: rows × (new − 1) over the time of the whole less that of one new token.
 - tokens/s is of the whole call, prompts included; for `ragged` it counts the tokens that the work asks for.
 Every case first runs once in full (compiling, capturing, allocating; `ragged` on vLLM, which does that when it starts,
-with 64 tokens a response), then `--repeats` times on new prompts, so that
-nothing is found in a prefix cache but what a group shares. Predictions: NOTES.md.
+with 64 tokens a response), then `--repeats` times on new prompts, so that nothing is found in a prefix cache but what a
+group shares. Predictions: NOTES.md.
 
     python benchmarks/rollout.py --out results.json [--engines native,vllm] [--cases decode-256x512,ragged] [--quick]
 """

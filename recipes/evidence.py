@@ -1,4 +1,4 @@
-"""The comparisons of docs/results.md on a real LLM, from nothing to raw numbers, on one GPU: warm start, rung, compare.
+"""Comparisons on a real LLM for docs/results.md, from nothing to raw numbers, on one GPU: warm start, rung, compare.
 
     R3_DATA=… python recipes/evidence.py [sums letters sorting knights gsm8k] [--jobs 12] [--seeds 3] [--tokens N]
 
@@ -19,6 +19,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; all by default")
     parser.add_argument("--until", choices=("warm", "rung", "compare"), default="compare", help="stop after this stage")
-    parser.add_argument("--jobs", type=int, default=4, help="cells side by side")
+    parser.add_argument("--jobs", type=int, default=4, help="runs side by side")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=800_000, help="generated tokens of a cell")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting over all recipes'")
@@ -99,10 +100,10 @@ def main() -> None:
     names = options.tasks or list(TASKS)
     if not MODEL.exists():
         run(["models", "fetch", MODEL.name])
-    together([warm_start(name, options.set) for name in names if not model_of(name).exists()])
+    together([warm_start(name, options.set) for name in names if not model_of(name).exists()], options.jobs)
     if options.until == "warm":
         return
-    together([probe(name, place, options.set) for name in names for place in rungs_to_try(name)])
+    together([probe(name, place, options.set) for name in names for place in rungs_to_try(name)], options.jobs)
     chosen = {name: rung(name) for name in names}
     if options.until == "rung":
         return
@@ -119,11 +120,11 @@ def run(arguments: Sequence[str]) -> None:
     subprocess.run(r3(arguments), check=True)
 
 
-def together(commands: Sequence[Sequence[str]]) -> None:
-    """Several at once; what they say goes to evidence.log."""
-    with Path("evidence.log").open("ab") as log:
-        running = [subprocess.Popen(r3(command), stdout=log, stderr=log) for command in commands]
-    failed = [command for command, process in zip(commands, running, strict=True) if process.wait() != 0]
+def together(commands: Sequence[Sequence[str]], jobs: int) -> None:
+    """So many at once; what they say goes to evidence.log."""
+    with Path("evidence.log").open("ab") as log, ThreadPoolExecutor(jobs) as pool:
+        codes = list(pool.map(lambda command: subprocess.call(r3(command), stdout=log, stderr=log), commands))
+    failed = [command for command, code in zip(commands, codes, strict=True) if code != 0]
     if failed:
         raise SystemExit("failed, see evidence.log: " + "; ".join(shlex.join(command) for command in failed))
 
