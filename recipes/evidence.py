@@ -2,8 +2,9 @@
 
     R3_DATA=… python recipes/evidence.py [sums letters sorting knights gsm8k] [--jobs 12] [--seeds 3] [--tokens N]
 
-For each task: SmolLM2-135M learns a written procedure on easy problems (`r3 sft`); the warm start is tried on a ladder
-of harder ones, and the rung where about one answer in twenty is right is taken; `r3 compare` runs there. The ladder is
+For each task: SmolLM2-135M learns a written procedure on easy problems (`r3 sft`), answers more of them, and learns to
+try again where it failed (the paper's model could do that beforehand). This warm start is tried on a ladder of harder
+problems, and the rung where about one answer in twenty is right is taken; `r3 compare` runs there. The ladder is
 climbed before any method has run, so no method can have been favoured by it. Every command is printed; what is finished
 is not done again. Small cells leave most of a card idle: with NVIDIA's MPS (`nvidia-cuda-mps-control -d`) a dozen share
 it well.
@@ -30,7 +31,7 @@ WANTED = 0.05
 NAIVE = "replay-only-naive=r3-no-reflection,method.ranking=off,method.objective.correction=naive"
 ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 FEW = ("grpo", "dapo", "r3")
-SIZES = ("train.queries_per_step=16", "train.learning_rate=3e-5", "train.tokens_per_microbatch=4096")
+SIZES = ("train.queries_per_step=16", "train.learning_rate=5e-5", "train.tokens_per_microbatch=8192", "task.size=64")
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,14 @@ class Task:
     """A task: its recipes, what the warm start learns from, and the ladder of harder problems."""
 
     warm: tuple[str, ...] = ()
+    """Settings of the easy problems."""
+    again: tuple[str, ...] = ("task.split=warm", "task.size=1000", "run.seed=1")
+    """Which easy problems it answers and then tries again: others than it learnt the procedure from."""
     every: tuple[str, ...] = ()
     """Settings of every rung."""
     ladder: tuple[tuple[str, ...], ...] = ((),)
     recipe: str = "puzzles-smollm2"
+    lesson: str = "sft-puzzles-smollm2"
     methods: tuple[str, ...] = FEW
 
 
@@ -67,6 +72,7 @@ TASKS = {
         methods=ALL,
     ),
     "letters": Task(
+        warm=("task.options={min_words: 3, max_words: 6}",),
         ladder=tuple(
             rung_of(f"task.options={{min_words: {n}, max_words: {n + 3}}}", limit)
             for n, limit in ((7, 144), (10, 192), (14, 240), (19, 320), (25, 400))
@@ -82,7 +88,11 @@ TASKS = {
         every=KNIGHTS,
         ladder=tuple(rung_of(f"task.options={{n_people: {n}}}", limit) for n, limit in ((2, 160), (3, 384), (4, 1024))),
     ),
-    "gsm8k": Task(recipe="gsm8k-smollm2", methods=ALL),
+    "gsm8k": Task(
+        again=("task.rows=[0,1064]", "task.heldout=64"),  # there are no others to spare
+        recipe="gsm8k-smollm2",
+        lesson="sft-gsm8k-smollm2",
+    ),
 }
 
 
@@ -92,7 +102,7 @@ def main() -> None:
     parser.add_argument("--until", choices=("warm", "rung", "compare"), default="compare", help="stop after this stage")
     parser.add_argument("--jobs", type=int, default=4, help="runs side by side")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=800_000, help="generated tokens of a cell")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="generated tokens of a cell")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting over all recipes'")
     options = parser.parse_args()
     if unknown := set(options.tasks) - TASKS.keys():
@@ -100,10 +110,10 @@ def main() -> None:
     names = options.tasks or list(TASKS)
     if not MODEL.exists():
         run(["models", "fetch", MODEL.name])
-    together([warm_start(name, options.set) for name in names if not model_of(name).exists()], options.jobs)
+    together([lessons(name, options.set) for name in names], options.jobs)
     if options.until == "warm":
         return
-    together([probe(name, place, options.set) for name in names for place in rungs_to_try(name)], options.jobs)
+    together([[probe(name, place, options.set)] for name in names for place in rungs_to_try(name)], options.jobs)
     chosen = {name: rung(name) for name in names}
     if options.until == "rung":
         return
@@ -120,22 +130,37 @@ def run(arguments: Sequence[str]) -> None:
     subprocess.run(r3(arguments), check=True)
 
 
-def together(commands: Sequence[Sequence[str]], jobs: int) -> None:
-    """So many at once; what they say goes to evidence.log."""
+def together(sequences: Sequence[Sequence[list[str]]], jobs: int) -> None:
+    """So many sequences of commands at once; what they say goes to evidence.log."""
     with Path("evidence.log").open("ab") as log, ThreadPoolExecutor(jobs) as pool:
-        codes = list(pool.map(lambda command: subprocess.call(r3(command), stdout=log, stderr=log), commands))
-    failed = [command for command, code in zip(commands, codes, strict=True) if code != 0]
+
+        def failing(sequence: Sequence[list[str]]) -> list[str] | None:
+            return next((one for one in sequence if subprocess.call(r3(one), stdout=log, stderr=log) != 0), None)
+
+        failed = [command for command in pool.map(failing, sequences) if command is not None]
     if failed:
         raise SystemExit("failed, see evidence.log: " + "; ".join(shlex.join(command) for command in failed))
 
 
 def model_of(name: str) -> Path:
-    return Path("runs") / f"sft-{name}" / "model"
+    return Path("runs") / f"retry-{name}" / "model"
 
 
-def warm_start(name: str, more: Sequence[str]) -> list[str]:
-    recipe = "sft-gsm8k-smollm2" if name == "gsm8k" else "sft-puzzles-smollm2"
-    return ["sft", str(RECIPES / f"{recipe}.yaml"), *TASKS[name].warm, *more, f"run.dir=runs/sft-{name}"]
+def lessons(name: str, more: Sequence[str]) -> list[list[str]]:
+    """What is still to do of: learn the procedure, answer other easy problems, learn to try again what was wrong."""
+    task, first, answered = TASKS[name], Path("runs") / f"sft-{name}", Path("runs") / f"answers-{name}"
+    lesson, recipe = str(RECIPES / f"{task.lesson}.yaml"), recipe_of(name)
+    once = ["method=grpo", "train.steps=1", "train.queries_per_step=1000", "rollout.group_size=2"]
+    begin = ["sft", lesson, *task.warm, *more, f"run.dir={first}"]
+    easy = [f"model.path={first / 'model'}", *task.warm, *task.again, *more]
+    answer = ["train", "--quiet", recipe, *easy, *once, "rollout.max_tokens=320", f"run.dir={answered}"]
+    retry = ["sft", lesson, *easy, "train.epochs=2", "train.learning_rate=1e-4", f"task.retries_from={answered}"]
+    steps = [
+        (first / "model", begin),
+        (answered / "checkpoints", answer),
+        (model_of(name), [*retry, f"run.dir={model_of(name).parent}"]),
+    ]
+    return [command for made, command in steps if not made.exists()]
 
 
 def settings(name: str, place: int) -> list[str]:

@@ -32,13 +32,16 @@ def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("name", ["sums", "letters", "sorting", "knights", "gsm8k"])
 def test_its_commands_are_valid(evidence: ModuleType, name: str) -> None:
-    warm = _parsed(evidence.warm_start(name, []))
-    assert load_config(Path(warm.recipe), warm.overrides).run.dir == f"runs/sft-{name}"
+    begin, answer, retry = (_parsed(command) for command in evidence.lessons(name, []))
+    learnt, answered, retried = (load_config(Path(one.recipe), one.overrides) for one in (begin, answer, retry))
+    assert (learnt.run.dir, answered.run.dir) == (f"runs/sft-{name}", retried.task.retries_from)
+    assert answered.task.model_copy(update={"retries_from": answered.run.dir}) == retried.task  # the same problems
+    assert {answered.model.path, retried.model.path} == {f"{learnt.run.dir}/model"}
     options = argparse.Namespace(set=["model.compile=false"], seeds=3, tokens=1000, jobs=2)
     for place in range(len(evidence.TASKS[name].ladder)):
         tried = _parsed(evidence.probe(name, place, options.set))
         config = load_config(Path(tried.recipe), tried.overrides)
-        assert (config.train.steps, config.model.path) == (1, f"runs/sft-{name}/model")
+        assert (config.train.steps, config.model.path) == (1, f"{retried.run.dir}/model")
         compared = _parsed(evidence.comparison(name, place, options))
         plan = make_plan(
             compared.recipe,

@@ -185,7 +185,9 @@ def _sft(arguments: argparse.Namespace) -> int:
         print(f"r3: stopped by {done.stopped_by}; nothing was kept, the same command starts again", file=sys.stderr)
         return SIGNALS[done.stopped_by]
     before, after = done.losses
-    print(f"{done.examples:,} solutions ({done.too_long:,} too long); held-out loss a token {before:.3f} → {after:.3f}")
+    retries = f", {done.retries:,} of them after a failed attempt" if done.retries else ""
+    told = f"{done.examples:,} solutions{retries} ({done.too_long:,} too long)"
+    print(f"{told}; held-out loss a token {before:.3f} → {after:.3f}")
     print(f"written: {done.model}; reinforce it with r3 train RECIPE model.path={done.model}")
     return 0
 

@@ -83,6 +83,9 @@ class TaskSettings(Settings):
     rows: tuple[int, int] | None = None
     """file: only the rows of `path` from the first number (from 0) up to the second, e.g. to warm-start on some and
     reinforce on others."""
+    retries_from: str | None = None
+    """r3 sft: the directory of an r3 train on the same problems. Where it answered wrongly, learn the reflection prompt
+    that shows the answer too, so that the model can do something with a failure in its context."""
     heldout: int = Field(512, ge=0)
     """How many problems are kept apart for evaluation."""
     id_column: str = "id"

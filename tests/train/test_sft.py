@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from r3.buffer import SampleBuffer
 from r3.cli import main
+from r3.train.packing import Trajectory
+from r3.train.policy import Policy
 from tests.train.tiny import overrides, read_metrics, save_model
 
 
@@ -84,6 +87,50 @@ def test_it_leaves_a_training_run_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(arguments) == 2
     assert "holds another run" in capsys.readouterr().err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_it_learns_to_try_again_from_a_runs_own_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = [*recipe(tmp_path), f"run.dir={tmp_path / 'answers'}", "rollout.max_tokens=40"]
+    assert main(["train", "--quiet", *first[1:], "method=grpo", "train.steps=2", "rollout.group_size=2"]) == 0
+    with SampleBuffer.open_reader(tmp_path / "answers" / "buffer.sqlite") as buffer:
+        wrong = buffer.history([f"q{i}" for i in range(40)], outcome=False)
+    failed = {query for query, samples in wrong.items() if samples}
+    assert 0 < len(failed) < 32
+    learnt: list[Trajectory] = []
+    monkeypatch.setattr(Policy, "statistics", _noting(Policy.statistics, learnt))
+    template = "method.reflection.template='{question} was {attempt} now'"
+    again = [*recipe(tmp_path), template, "train.epochs=1", "task.heldout=8"]
+    assert main([*again, f"task.retries_from={tmp_path / 'answers'}"]) == 0
+    told = f"{32 + len(failed)} solutions, {len(failed)} of them after a failed attempt (0 too long)"
+    assert told in capsys.readouterr().out
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    shown = [(tokenizer.decode(one.prompt), tokenizer.decode(one.response)) for one in learnt]
+    retried = {prompt: response for prompt, response in shown if " was " in prompt}
+    allowed = {
+        f"{query[1:]}+1? was {tokenizer.decode(one.tokens, skip_special_tokens=True).strip()} now": query
+        for query in failed
+        for one in wrong[query]
+    }
+    assert {allowed[prompt] for prompt in retried} == failed  # a wrong answer of the query's own, one a query
+    for prompt, response in retried.items():
+        i = int(allowed[prompt][1:])
+        assert response.startswith(f"so {i}+1 = {i + 1}")
+    assert main([*recipe(tmp_path), f"run.dir={tmp_path / 'c'}", f"task.retries_from={tmp_path / 'nowhere'}"]) == 1
+    assert "not a run directory" in capsys.readouterr().err
+    other = ["task.id_column=problem", f"run.dir={tmp_path / 'd'}", f"task.retries_from={tmp_path / 'answers'}"]
+    assert main([*recipe(tmp_path), *other]) == 2
+    assert "holds no wrong answer to these problems" in capsys.readouterr().err
+
+
+def _noting(statistics: Any, learnt: list[Trajectory]) -> Any:
+    def noting(self: Policy, trajectories: list[Trajectory], **more: Any) -> Any:
+        if torch.is_grad_enabled():
+            learnt.extend(trajectories)
+        return statistics(self, trajectories, **more)
+
+    return noting
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,10 @@
 The loss is the mean negative log-likelihood of a batch's response tokens. Policy, packing and optimiser are those of
 `r3 train`, and so are the settings: `train.queries_per_step` is the batch in sequences, `rollout.max_tokens` the
 longest solution that is learnt from. A solution is the task's column `solution` with the boxed answer behind it.
+
+A model that has only seen questions cannot do anything with a failed attempt in its prompt. With `task.retries_from` it
+learns that too, from its own failures: a run of `r3 train` on the same problems, whose wrong answers are shown in the
+reflection prompt of `method.reflection`, each followed by the written solution.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ import numpy as np
 import torch
 
 from r3.attention import packed
+from r3.buffer import SampleBuffer
 from r3.config import Config, ConfigError, dump
-from r3.method.reflection import plain_prompt
+from r3.method.reflection import plain_prompt, reflect
 from r3.run import Progress, RunDirectory, RunFiles, StopRequested
 from r3.run.files import temporary
 from r3.samples import IntArray, Query
@@ -44,6 +49,8 @@ class WarmStart:
     model: Path
     """The folder that `model.path` takes."""
     examples: int
+    retries: int
+    """How many of these show a failed attempt."""
     too_long: int
     losses: tuple[float, float]
     """Held-out loss before and after, a token; NaN where nothing was held out."""
@@ -66,7 +73,7 @@ def warm_start(config: Config) -> WarmStart:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     policy = Policy.load(config.model)
-    examples, heldout, too_long = _examples(config, policy)
+    examples, heldout, retries, too_long = _examples(config, policy)
     with _directory(directory_path, config) as directory:
         directory.rewind(-1)  # a warm start that was killed is begun again: it takes minutes
         losses, stopped = _Lessons(config, policy, examples, heldout, directory).run()
@@ -74,7 +81,7 @@ def warm_start(config: Config) -> WarmStart:
             prepared = temporary(model_path)
             policy.save(prepared)
             prepared.rename(model_path)
-    return WarmStart(model_path, len(examples), too_long, losses, stopped)
+    return WarmStart(model_path, len(examples), retries, too_long, losses, stopped)
 
 
 def _directory(path: Path, config: Config) -> RunDirectory:
@@ -89,8 +96,8 @@ def _directory(path: Path, config: Config) -> RunDirectory:
     return directory
 
 
-def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Trajectory], int]:
-    """Training and held-out examples that fit rollout.max_tokens, and how many did not."""
+def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Trajectory], int, int]:
+    """Training and held-out examples that fit rollout.max_tokens; how many show a failure, and how many did not fit."""
     task = load_task(config.task, config.run.seed)
     try:
         check_task(task)
@@ -100,32 +107,55 @@ def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Tr
                 f"model.path={config.model.path}: its tokenizer names no end-of-text token; set eos_token"
             )
         made = [example(query, policy) for query in task.train]
-        room = policy.max_context or math.inf
-        fits = [one for one in made if one is not None and len(one) <= room]
-        kept = [one for one in fits if len(one.response) <= config.rollout.max_tokens]
+        room, longest = policy.max_context or math.inf, config.rollout.max_tokens
+
+        def fitting(some: Sequence[Trajectory | None]) -> list[Trajectory]:
+            return [one for one in some if one is not None and len(one) <= room and len(one.response) <= longest]
+
+        plain, retries = fitting(made), fitting(_retries(config, task.train, policy))
         if not any(made):
             raise ConfigError(
                 f"task {task.name!r} has no written solutions: its rows need a column 'solution' (or 'response')"
             )
-        if not kept:
+        if not plain:
             raise ConfigError(
                 f"no solution has at most rollout.max_tokens={config.rollout.max_tokens} tokens; raise it"
             )
         aside = [one for query in task.heldout if (one := example(query, policy)) is not None]
     finally:
         task.close()
-    return kept, aside, sum(one is not None for one in made) - len(kept)
+    return plain + retries, aside, len(retries), sum(one is not None for one in made) - len(plain)
 
 
-def example(query: Query, policy: Policy) -> Trajectory | None:
-    """The query's prompt and its written solution, closed by the end-of-text token; None without a solution."""
+def _retries(config: Config, queries: Sequence[Query], policy: Policy) -> list[Trajectory | None]:
+    """For each query that the run `task.retries_from` answered wrongly: the prompt that shows it, and the solution."""
+    if config.task.retries_from is None:
+        return []
+    run, settings, rng = RunFiles(config.task.retries_from), config.method.reflection, np.random.default_rng(0)
+    run.read_info()  # refuses what is no run
+    with SampleBuffer.open_reader(run.buffer_path) as buffer:
+        wrong = buffer.history(
+            [query.id for query in queries], outcome=False, limit=settings.candidates, context="plain"
+        )
+    shown = {query.id: reflect(query, wrong[query.id], policy.tokenizer, settings, rng=rng).prompt for query in queries}
+    if not any(prompt is not None for prompt in shown.values()):
+        raise ConfigError(
+            f"task.retries_from={run.path} holds no wrong answer to these problems; it must be a run of r3 train on "
+            "the same task (name, split, size, rows)"
+        )
+    return [example(query, policy, shown[query.id]) for query in queries if shown[query.id] is not None]
+
+
+def example(query: Query, policy: Policy, prompt: IntArray | None = None) -> Trajectory | None:
+    """The query's prompt, or this one, and its written solution, closed by the end-of-text token; None without one."""
     text = written(query)
     if text is None:
         return None
     end = policy.tokenizer.eos_token_id
     ids = policy.tokenizer.encode(text, add_special_tokens=False)
     return Trajectory(
-        plain_prompt(query, policy.tokenizer), _ids([*ids, policy.stop_tokens[0] if end is None else end])
+        plain_prompt(query, policy.tokenizer) if prompt is None else prompt,
+        _ids([*ids, policy.stop_tokens[0] if end is None else end]),
     )
 
 
