@@ -31,7 +31,7 @@ WANTED = 0.05
 NAIVE = "replay-only-naive=r3-no-reflection,method.ranking=off,method.objective.correction=naive"
 ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 FEW = ("grpo", "dapo", "r3")
-SIZES = ("train.queries_per_step=16", "train.learning_rate=5e-5", "train.tokens_per_microbatch=8192", "task.size=64")
+SIZES = ("train.queries_per_step=16", "train.learning_rate=5e-5", "train.tokens_per_microbatch=4096", "task.size=64")
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def lessons(name: str, more: Sequence[str]) -> list[list[str]]:
     """What is still to do of: learn the procedure, answer other easy problems, learn to try again what was wrong."""
     task, first, answered = TASKS[name], Path("runs") / f"sft-{name}", Path("runs") / f"answers-{name}"
     lesson, recipe = str(RECIPES / f"{task.lesson}.yaml"), recipe_of(name)
-    once = ["method=grpo", "train.steps=1", "train.queries_per_step=1000", "rollout.group_size=2"]
+    once = ["method=grpo", "train.steps=1", "train.queries_per_step=1000", "rollout.group_size=2", "evaluate.samples=1"]
     begin = ["sft", lesson, *task.warm, *more, f"run.dir={first}"]
     easy = [f"model.path={first / 'model'}", *task.warm, *task.again, *more]
     answer = ["train", "--quiet", recipe, *easy, *once, "rollout.max_tokens=320", f"run.dir={answered}"]
