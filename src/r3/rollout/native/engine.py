@@ -126,23 +126,34 @@ class NativeEngine(SingleRun):
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Compare one prefill and one step with the model's own forward: an architecture may do what we do not know."""
+        """Compare a prefill and a step with the model's own forward: an architecture may do what we do not know.
+
+        Rows of tokens from all over the vocabulary. In half precision the middle one counts: what follows a token that
+        the model has hardly met (reserved ones, most of all) can change by nats with the rounding.
+        """
         name = type(self._policy.model).__name__
-        tokens = np.arange(3, 9, dtype=np.int32) % self._policy.vocabulary
+        prompts = np.linspace(0, self._policy.vocabulary - 1, 54).astype(np.int32).reshape(6, 9).T
         greedy = Sampling(max_tokens=1, stop_tokens=(), temperature=0)
-        pages = [*range(1, 2 + len(tokens) // self._cache.shape.page)]
-        row = Row(0, 0, tokens, 1, np.random.default_rng(0), int(tokens[-1]), pages=pages, lane=0)
+        each = 1 + prompts.shape[1] // self._cache.shape.page
+        table = (1 + np.arange(len(prompts) * each, dtype=np.int32)).reshape(len(prompts), each)
+        rows = [
+            Row(place, 0, tokens, 1, np.random.default_rng(0), int(tokens[-1]), pages=pages.tolist(), lane=place)
+            for place, (tokens, pages) in enumerate(zip(prompts, table, strict=True))
+        ]
         try:
-            self._cache.allocate(1 + len(pages))
-            self._decoder.prepare(1, len(pages))
-            self._decoder.prefill([Prefill(tokens[:-1], pages)], self._prefill_tokens)
-            self._decoder.probe([row], np.array([pages], np.int32), greedy)
+            self._cache.allocate(1 + table.size)
+            self._decoder.prepare(len(rows), each)
+            self._decoder.prefill([Prefill(row.prompt[:-1], row.pages) for row in rows], self._prefill_tokens)
+            self._decoder.probe(rows, table, greedy)
         except Unsupported as error:
             raise ValueError(f"{name} {error}") from error
         finally:
             self._cache.free()
-        drawn = self._decoder.collect(1)
-        expected = self._policy.own_logprobs(tokens)[int(drawn.tokens[0, 0])]
-        gap = abs(float(expected) - float(drawn.logprobs[0, 0]))
-        if not gap < (1e-3 if self._cache.shape.dtype == torch.float32 else 0.3):
+        drawn = self._decoder.collect(len(rows))
+        own = [self._policy.own_logprobs(tokens) for tokens in prompts]
+        expected = np.array([float(logs[int(token)]) for logs, token in zip(own, drawn.tokens[:, 0], strict=True)])
+        gaps = np.abs(expected - drawn.logprobs[:, 0])
+        exact = self._cache.shape.dtype == torch.float32
+        gap, most = (float(gaps.max()), 1e-3) if exact else (float(np.median(gaps)), 0.3)
+        if not gap < most:
             raise ValueError(f"{name} attends in a way the native engine does not know (log-probs off by {gap:.2g})")
