@@ -118,6 +118,8 @@ def test_bad_families_and_options_name_the_fix() -> None:
         load("reasoning-gym", "no_such_family", {})
     with pytest.raises(TaskError, match="reasoning-gym refuses them"):
         load("reasoning-gym", "ab", {"lenght": 3})
+    with pytest.raises(TaskError, match="reasoning-gym refuses them"):  # seen when it draws
+        load("reasoning-gym", "spell_backward", {"min_word_len": 60, "max_word_len": 61})
     with pytest.raises(TaskError, match="ask for fewer"):
         load("reasoning-gym", "ab", {"length": 1})
     with pytest.raises(TaskError, match="each 2 or more"):

@@ -22,6 +22,8 @@ from r3.tasks.solutions import SOLUTIONS
 from r3.verify.policy import boxed_answer
 
 FULL_MARKS = 0.999
+REFUSAL = (ValueError, TypeError, AssertionError, IndexError)
+"""What a family raises over options that it cannot serve."""
 BAD_ANSWER = (ValueError, TypeError, SyntaxError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a scorer may raise over a text that its author did not think of; such an answer is wrong."""
 
@@ -77,7 +79,11 @@ class ReasoningGymTask:
     def _drawn(self, most: int, name: str) -> Iterator[Mapping[str, Any]]:
         dataset = _dataset(self._settings, seed=random.Random(name).getrandbits(31), size=most)
         for place in range(most):
-            yield dataset[place]
+            try:
+                entry = dataset[place]
+            except REFUSAL as error:  # some families see only when they draw that their options leave them nothing
+                raise _refused(self._settings, error) from error
+            yield entry
 
 
 def _dataset(settings: TaskSettings, *, seed: int, size: int = 1) -> Any:
@@ -89,7 +95,11 @@ def _dataset(settings: TaskSettings, *, seed: int, size: int = 1) -> Any:
         ) from error
     try:
         return gym.create_dataset(settings.family, **settings.options, seed=seed, size=size)
-    except (ValueError, TypeError, AssertionError) as error:
-        raise TaskError(
-            f"task.family={settings.family}, task.options={settings.options}: reasoning-gym refuses them ({error})"
-        ) from error
+    except REFUSAL as error:
+        raise _refused(settings, error) from error
+
+
+def _refused(settings: TaskSettings, error: Exception) -> TaskError:
+    return TaskError(
+        f"task.family={settings.family}, task.options={settings.options}: reasoning-gym refuses them ({error})"
+    )
