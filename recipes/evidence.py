@@ -28,7 +28,7 @@ RECIPES = Path(os.path.relpath(Path(__file__).parent))
 MODEL = Path("models/smollm2-135m")
 WANTED = 0.05
 """Held-out pass@1 at the start: most groups of 16 solve none, and some solve one."""
-NAIVE = "replay-only-naive=r3-no-reflection,method.ranking=off,method.objective.correction=naive"
+REPLAY = "replay-only=r3-no-reflection,method.ranking=off"
 ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 FEW = ("grpo", "dapo", "r3")
 SIZES = ("train.queries_per_step=16", "train.learning_rate=5e-5", "train.tokens_per_microbatch=4096", "task.size=64")
@@ -218,7 +218,7 @@ def comparison(name: str, place: int, options: argparse.Namespace) -> list[str]:
         "--evaluations",
         "5",
     ]
-    which = ["--methods", ",".join(TASKS[name].methods), "--variant", NAIVE]
+    which = ["--methods", ",".join(TASKS[name].methods), "--variant", REPLAY]
     where = ["--jobs", str(options.jobs), "--no-report", "--out", f"compare/{name}"]
     return ["compare", recipe_of(name), *settings(name, place), *options.set, *which, *counts, *where]
 

@@ -53,7 +53,7 @@ def test_its_commands_are_valid(evidence: ModuleType, name: str) -> None:
             evaluations=compared.evaluations,
             baseline=compared.baseline,
         )
-        assert {"grpo", "dapo", "r3", "replay-only-naive"} <= {variant.name for variant in plan.variants}
+        assert {"grpo", "dapo", "r3", "replay-only"} <= {variant.name for variant in plan.variants}
         assert plan.config(plan.variants[0]).task == config.task  # what was tried is what is compared on
         assert plan.config(plan.variants[0]).rollout == config.rollout
 
