@@ -212,14 +212,8 @@ def rung(name: str) -> int:
 
 
 def comparison(name: str, place: int, options: argparse.Namespace) -> list[str]:
-    counts = [
-        "--seeds",
-        str(options.seeds),
-        "--tokens",
-        str(options.tokens or TASKS[name].tokens),
-        "--evaluations",
-        "5",
-    ]
+    tokens = options.tokens or TASKS[name].tokens
+    counts = ["--seeds", str(options.seeds), "--tokens", str(tokens), "--evaluations", "5"]
     which = ["--methods", ",".join(TASKS[name].methods), "--variant", REPLAY]
     where = ["--jobs", str(options.jobs), "--no-report", "--out", f"compare/{name}"]
     return ["compare", recipe_of(name), *settings(name, place), *options.set, *which, *counts, *where]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from r3.config import Config, ConfigError, describe, dump, load_config, read_recipe, validate
+from r3.config import Config, ConfigError, dump, load_config, read_recipe, validate
+from r3.config_text import describe
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

@@ -114,7 +114,8 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from r3.config import ConfigError, describe, load_config
+    from r3.config import ConfigError, load_config
+    from r3.config_text import describe
 
     recipe, overrides = arguments.recipe, list(arguments.overrides)
     if recipe is not None and "=" in recipe:  # no recipe, overrides only

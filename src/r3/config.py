@@ -1,21 +1,19 @@
 """One validated config tree: defaults, then a YAML recipe, then `key=value` overrides.
 
 Unknown keys are refused with the nearest valid one, bad values with the reason; all of them at once, each on a line.
-`describe` prints the resolved tree with every setting's help text, and what it prints reads back as a recipe.
+`config_text.describe` prints the resolved tree with every setting's help text; what it prints reads back as a recipe.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
+from r3.config_text import explain
 from r3.method.settings import MethodSettings, RewardSettings, Settings
 
 Tree = TypeVar("Tree", bound=BaseModel)
@@ -303,7 +301,7 @@ def validate_as(tree: type[Tree], given: Mapping[str, Any], under: str = "") -> 
         return tree.model_validate(dict(given))
     except ValidationError as error:
         prefix = f"{under}." if under else ""
-        raise ConfigError("\n".join(prefix + _explain(dict(problem), tree) for problem in error.errors())) from error
+        raise ConfigError("\n".join(prefix + explain(dict(problem), tree) for problem in error.errors())) from error
 
 
 def apply_override(given: dict[str, Any], override: str) -> None:
@@ -337,67 +335,6 @@ def _number(text: str) -> str | float:
         return float(text) if "e" in text.lower() and any(c.isdigit() for c in text) else text
     except ValueError:
         return text
-
-
-def _explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
-    where = [str(part) for part in problem["loc"]]
-    key = ".".join(where) or "config"
-    if problem["type"] == "extra_forbidden":
-        valid = _keys_at(tree, where[:-1])
-        near = difflib.get_close_matches(where[-1], valid, n=1)
-        elsewhere = [] if near else [k for k in _all_keys(tree) if k.split(".")[-1] == where[-1]]
-        hint = f"did you mean {'.'.join([*where[:-1], near[0]])}?" if near else ""
-        hint = hint or (f"did you mean {elsewhere[0]}?" if elsewhere else f"valid here: {', '.join(valid)}")
-        return f"{key}: no such setting; {hint}"
-    reason = str(problem["msg"]).removeprefix("Value error, ")
-    given = problem.get("input")
-    shown = "" if isinstance(given, dict) else f" (got {given!r})"
-    return f"{key}: {reason}{shown}"
-
-
-def _keys_at(tree: type[BaseModel], where: Sequence[str]) -> list[str]:
-    section: Any = tree
-    for part in where:
-        field = section.model_fields.get(part)
-        section = _section(field) if field is not None else None
-        if section is None:
-            return []
-    return list(section.model_fields)
-
-
-def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        if below := _section(field):
-            yield from _all_keys(below, f"{prefix}{name}.")
-
-
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    annotation = field.annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def describe(config: BaseModel, indent: str = "") -> str:
-    """The resolved config as YAML, each setting under its help text."""
-    lines: list[str] = []
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            help_text = (type(value).__doc__ or "").split("\n")[0]
-            lines += [f"{indent}# {help_text}", f"{indent}{name}:", describe(value, indent + "  ")]
-            continue
-        lines.append(f"{indent}# {' '.join((field.description or '').split())}{_choices(field)}")
-        if isinstance(value, str) and "\n" in value:  # JSON's quoting is YAML's too, and keeps it on one line
-            lines.append(f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}")
-            continue
-        dumped = yaml.safe_dump({name: config.model_dump(mode="json")[name]}, allow_unicode=True, width=10_000)
-        lines.append("\n".join(indent + line for line in dumped.rstrip().split("\n")))
-    return "\n".join(lines)
-
-
-def _choices(field: FieldInfo) -> str:
-    options = [a for a in get_args(field.annotation) if isinstance(a, str)]
-    return f" One of: {', '.join(options)}." if len(options) > 1 else ""
 
 
 def dump(config: Config) -> str:
