@@ -4,7 +4,7 @@
 
 For each task: SmolLM2-135M learns a written procedure on easy problems (`r3 sft`), answers more of them, and learns to
 try again where it failed (the paper's model could do that beforehand). This warm start is tried on a ladder of harder
-problems, and the rung where about one answer in twenty is right is taken; `r3 compare` runs there. The ladder is
+problems, and the rung where about three answers in a hundred are right is taken; `r3 compare` runs there. The ladder is
 climbed before any method has run, so no method can have been favoured by it. Every command is printed; what is finished
 is not done again. Small cells leave most of a card idle: with NVIDIA's MPS (`nvidia-cuda-mps-control -d`) a dozen share
 it well.
@@ -26,12 +26,13 @@ from pathlib import Path
 
 RECIPES = Path(os.path.relpath(Path(__file__).parent))
 MODEL = Path("models/smollm2-135m")
-WANTED = 0.05
-"""Held-out pass@1 at the start: most groups of 16 solve none, and some solve one."""
+WANTED = 0.03
+"""Held-out pass@1 at the start: most groups of 16 solve none, and some solve one. (With 6 % only half solved none.)"""
 REPLAY = "replay-only=r3-no-reflection,method.ranking=off"
 ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 FEW = ("grpo", "dapo", "r3")
-SIZES = ("train.queries_per_step=16", "train.learning_rate=5e-5", "train.tokens_per_microbatch=4096", "task.size=64")
+SIZES = ("train.queries_per_step=16", "train.learning_rate=3e-5", "train.tokens_per_microbatch=4096", "task.size=128")
+"""Of every task, where it says nothing else. (64 sums, at a rate of 5e-5, were memorised: docs/results.md.)"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Task:
     lesson: str = "sft-puzzles-smollm2"
     methods: tuple[str, ...] = FEW
     tokens: int = 800_000
-    """Generated tokens of a cell: for thirty steps and more."""
+    """Generated tokens of a cell: for sixty steps of GRPO and more, but on GSM8K."""
 
 
 def rung_of(options: str, limit: int) -> tuple[str, str]:
@@ -64,7 +65,7 @@ SPELLING, REWRITING = ("task.family=spell_backward",), ("task.family=ab",)
 TASKS = {
     "sums": Task(
         warm=(*SUMS, "task.difficulty=[2,3,4]"),
-        every=(*SUMS, "task.size=256"),  # 64 were memorised (docs/results.md)
+        every=(*SUMS, "task.size=256"),
         ladder=tuple(
             rung_of(f"task.difficulty=[{n},{n + 1}]", limit) for n, limit in ((5, 96), (6, 112), (7, 128), (8, 144))
         ),
@@ -75,9 +76,9 @@ TASKS = {
         every=SPELLING,
         ladder=tuple(
             rung_of(f"task.options={{min_word_len: {fewest}, max_word_len: {most}}}", limit)
-            for fewest, most, limit in ((6, 6, 36), (7, 7, 38), (8, 8, 40), (9, 9, 42), (10, 11, 46))
+            # All longer words alone gave nothing: each rung keeps those of six letters.
+            for fewest, most, limit in ((6, 6, 36), (6, 7, 38), (6, 8, 40), (6, 9, 42), (6, 11, 46))
         ),
-        tokens=400_000,
     ),
     "rewriting": Task(
         warm=(*REWRITING, "task.options={length: 6}", "task.size=1500"),
@@ -87,15 +88,16 @@ TASKS = {
             for n, limit in ((7, 112), (8, 160), (10, 240), (12, 288), (14, 384))
         ),
         methods=ALL,
-        tokens=1_200_000,
+        tokens=3_200_000,
     ),
     "letters": Task(
         warm=("task.options={min_words: 3, max_words: 6}",),
+        every=("train.queries_per_step=8", "task.size=64"),  # an answer has three hundred tokens
         ladder=tuple(
             rung_of(f"task.options={{min_words: {n}, max_words: {n + 3}}}", limit)
             for n, limit in ((10, 192), (19, 320), (25, 400), (32, 480))
         ),
-        tokens=1_200_000,
+        tokens=2_400_000,
     ),
     "gsm8k": Task(
         again=("task.rows=[0,1064]", "task.heldout=64"),  # there are no others to spare
@@ -213,7 +215,7 @@ def rung(name: str) -> int:
 
 def comparison(name: str, place: int, options: argparse.Namespace) -> list[str]:
     tokens = options.tokens or TASKS[name].tokens
-    counts = ["--seeds", str(options.seeds), "--tokens", str(tokens), "--evaluations", "5"]
+    counts = ["--seeds", str(options.seeds), "--tokens", str(tokens), "--evaluations", "8"]
     which = ["--methods", ",".join(TASKS[name].methods), "--variant", REPLAY]
     where = ["--jobs", str(options.jobs), "--no-report", "--out", f"compare/{name}"]
     return ["compare", recipe_of(name), *settings(name, place), *options.set, *which, *counts, *where]

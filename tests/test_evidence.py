@@ -59,7 +59,7 @@ def test_its_commands_are_valid(evidence: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize(("found", "wanted"), [([0.5, 0.12, 0.03, 0.001], 2), ([0.2, 0.0, 0.0, 0.0], 0)])
-def test_the_rung_is_the_one_nearest_to_one_in_twenty(
+def test_the_rung_is_the_one_nearest_to_what_is_wanted(
     evidence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[float], wanted: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
