@@ -21,6 +21,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "knights_knaves": {"n_people": 2},  # logic
     "ab": {"length": 6},  # rewriting
     "spell_backward": {},
+    "number_filtering": {"min_numbers": 3, "max_numbers": 6, "max_decimals": 1},
+    "word_sequence_reversal": {"min_words": 3, "max_words": 6},
 }
 MADE = [("graded-arithmetic", None, {}), *(("reasoning-gym", family, options) for family, options in FAMILIES.items())]
 
@@ -89,6 +91,17 @@ def test_the_working_itself_leads_to_the_answer() -> None:
         numbers = re.findall(r"^\w+ (\S+), left", str(query.columns["solution"]), re.M)
         assert str(numbers) == query.answer
         assert [float(n) for n in numbers] in (sorted(map(float, numbers)), sorted(map(float, numbers), reverse=True))
+    for query in load("reasoning-gym", "number_filtering", FAMILIES["number_filtering"]).train:
+        asked = str(query.columns["problem"])
+        verb, than, limit = re.match(r"(Keep|Remove) all numbers (larger|smaller) than (\S+) in", asked).groups()  # type: ignore[union-attr]
+        for number, verdict in re.findall(r"^(\S+): (keep|drop)$", str(query.columns["solution"]), re.M):
+            named = float(number) > float(limit) if than == "larger" else float(number) < float(limit)
+            assert (verdict == "keep") == (named == (verb == "Keep"))
+            assert (verdict == "keep") == (f"'{number}'" in query.answer)
+    for query in load("reasoning-gym", "word_sequence_reversal", FAMILIES["word_sequence_reversal"]).train:
+        placed = last_line(query).removeprefix("From the last: ").split(", ")
+        assert ", ".join(one.split(" ", 1)[1] for one in placed) == query.answer
+        assert [int(one.split(" ", 1)[0]) for one in placed] == list(range(len(placed), 0, -1))
     for query in load("graded-arithmetic", None, {}).train:
         question = str(query.columns["problem"]).removeprefix("Compute ").rstrip(".")
         steps = str(query.columns["solution"]).splitlines()

@@ -40,6 +40,18 @@ def number_sorting(entry: Entry) -> str:
     return "\n".join(lines)
 
 
+def number_filtering(entry: Entry) -> str:
+    """Number by number, whether it stays."""
+    numbers, kept = entry["metadata"]["original_numbers"], set(entry["metadata"]["result"])
+    return "\n".join(f"{number}: {'keep' if number in kept else 'drop'}" for number in numbers)
+
+
+def word_sequence_reversal(entry: Entry) -> str:
+    """The words with their places, then from the last place to the first."""
+    placed = [f"{place} {word}" for place, word in enumerate(entry["metadata"]["words"], start=1)]
+    return "\n".join([*placed, "From the last: " + ", ".join(reversed(placed))])
+
+
 def ab(entry: Entry) -> str:
     """Rewrite the first pair whose marks face each other, until there is none."""
     program = entry["question"].rstrip().rsplit("program:\n\n", 1)[1].split("\n\n")[0].split()
@@ -101,6 +113,8 @@ SOLUTIONS: Mapping[str, Callable[[Entry], str]] = {
     "ab": ab,
     "knights_knaves": knights_knaves,
     "letter_counting": letter_counting,
+    "number_filtering": number_filtering,
     "number_sorting": number_sorting,
     "spell_backward": spell_backward,
+    "word_sequence_reversal": word_sequence_reversal,
 }
