@@ -19,6 +19,8 @@ VARIANTS = [
     {"name": "grpo", "kl": 0.1},
     {"name": "dapo", "ratio_gate": None, "importance_cap": 1.1},
     {"name": "gspo", "ratio_gate": 1.5, "clip_low": 0.1, "clip_high": 0.2},
+    {"name": "grpo", "correction": "naive", "dual_clip": 1.5},
+    {"name": "grpo", "correction": "naive", "dual_clip": None},
 ]
 
 
@@ -78,6 +80,8 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
             if replayed and s.ratio_gate is not None and not 1 / s.ratio_gate <= math.exp(log_w[i]) <= s.ratio_gate:
                 weight = 0.0
             gain = clipped.detach() * a * logprobs[t] if s.surrogate == "cispo" else torch.min(r * a, clipped * a)
+            if s.surrogate == "clip" and a < 0 and s.dual_clip is not None and float(r.detach()) > s.dual_clip:
+                gain = torch.tensor(s.dual_clip * a, dtype=torch.float64)  # a constant: nothing is learnt from it
             total = total - w * weight * gain
             if s.kl:
                 x = batch.reference_T[t] - logprobs[t]  # type: ignore[index]
@@ -145,6 +149,30 @@ def test_importance_is_bounded_by_the_cap(seed: int, name: str) -> None:
     bound = 1.5 * (batch.advantage_S.abs() * batch.weight_S)[batch.sequence_T]
     assert leaf.grad is not None
     assert bool((leaf.grad.abs()[replayed] <= bound[replayed] + 1e-9).all())
+
+
+def test_a_replayed_failure_cannot_outweigh_the_batch() -> None:
+    """A token of an old wrong answer that has become 300 times likelier, since it belongs to right ones too."""
+
+    def pulls(**settings: Any) -> list[float]:
+        leaf = torch.log(torch.tensor([0.9, 0.9, 0.003])).requires_grad_()
+        batch = TokenBatch(
+            sequence_T=torch.tensor([0, 1, 1]),
+            behaviour_T=torch.log(torch.tensor([0.9, 0.003, 0.003])),
+            advantage_S=torch.tensor([0.5, -2.0]),
+            weight_S=torch.tensor([1.0, 1.0]),
+            origin_S=torch.tensor([0, 1]),
+            other_context_S=torch.tensor([False, False]),
+        )
+        result = policy_loss(leaf, batch, ObjectiveSettings(name="grpo", **settings))
+        result.loss.backward()
+        assert leaf.grad is not None
+        assert result.diagnostics.clipped_T.tolist() == [False, settings == {"correction": "naive"}, False]
+        return leaf.grad.tolist()
+
+    assert pulls(correction="naive") == pytest.approx([-0.5, 0.0, 2.0])
+    assert pulls(correction="naive", dual_clip=None) == pytest.approx([-0.5, 600.0, 2.0], rel=1e-4)
+    assert pulls() == pytest.approx([-0.5, 0.0, 2.0])  # truncated: gated
 
 
 def test_extreme_log_probs_stay_finite() -> None:

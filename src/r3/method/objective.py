@@ -4,7 +4,7 @@ With π the policy being trained, π_prox the policy at the start of the step an
 
     r_t = π(t) / π_prox(t)                    clipped, so that one step stays near where it started
     w_t = min(π_prox(t) / π_behave(t), C)     no gradient; what the sample's staleness is corrected with
-    GRPO, DAPO, Dr. GRPO, GSPO:  ℓ_t = −w_t · min(r_t A, clip(r_t, 1−ε_low, 1+ε_high) A)
+    GRPO, DAPO, Dr. GRPO, GSPO:  ℓ_t = −w_t · max(min(r_t A, clip(r_t, 1−ε_low, 1+ε_high) A), c · min(A, 0))
     CISPO:                       ℓ_t = −w_t · sg[clip(r_t, 1−ε_low, 1+ε_high)] A · log π(t)
     loss = Σ_t weight_t · (ℓ_t + β · KL_t)    KL_t = π_ref/π − log(π_ref/π) − 1
 
@@ -14,6 +14,8 @@ Departures from the paper, and choices it leaves open:
 - For fresh samples π_prox = π_behave, so w = 1 and this is the paper's surrogate. For replayed ones the paper's naive
   ratio π/π_behave would be clipped to silence or to noise after hundreds of updates; here the clip is taken around
   π_prox and the staleness goes into the truncated w ("decoupled"). `correction: naive` gives the paper's literal form.
+- Where A < 0, PPO's minimum leaves r unbounded above. Fresh tokens never get there; a wrong answer replayed with the
+  naive ratio does, where it shares a token with what the policy has learnt since. The dual clip c is for that.
 - A gate drops replayed tokens that the policy has left far behind: ratio outside [1/gate, gate] gives w = 0.
 - A sample drawn under another prompt has no behaviour log-probs for this one: π_behave := π_prox, so w = 1.
 - With one update a batch π_prox is π itself: no second forward is needed, `proximal_T` may be left out.
@@ -134,6 +136,8 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
         gain_T = clipped_ratio_T.detach() * advantage_T * logprobs_T
     else:
         gain_T = torch.minimum(ratio_T * advantage_T, clipped_ratio_T * advantage_T)
+        if settings.dual_clip is not None:
+            gain_T = torch.maximum(gain_T, settings.dual_clip * advantage_T.clamp(max=0))
     kl_T = _kl(logprobs_T, batch, settings)
     loss = (weight_T * (settings.kl * kl_T - importance_T * gain_T)).sum()
     diagnostics = Diagnostics(
@@ -192,4 +196,6 @@ def _clipped(ratio_T: Tensor, advantage_T: Tensor, settings: ObjectiveSettings) 
     low_T = ratio_T < 1 - settings.clip_low
     if settings.surrogate == "cispo":
         return high_T | low_T
+    if settings.dual_clip is not None:
+        low_T = low_T | (ratio_T > settings.dual_clip)
     return (high_T & (advantage_T > 0)) | (low_T & (advantage_T < 0))

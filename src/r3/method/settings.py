@@ -177,6 +177,8 @@ class ObjectiveSettings(Settings):
     """The ratio is clipped below at 1 − this."""
     clip_high: float = Field(0.2, ge=0)
     """The ratio is clipped above at 1 + this (DAPO: 0.28)."""
+    dual_clip: float | None = Field(3.0, gt=1)
+    """With a negative advantage the ratio counts at most this (dual-clip PPO); None leaves it unbounded there."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference policy (k3 estimator); 0 for none."""
     correction: Literal["truncated", "naive"] = "truncated"
