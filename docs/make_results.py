@@ -3,7 +3,7 @@
     python docs/make_results.py          (make results)
 
 Each folder of docs/results/ is the --out of an `r3 compare`, cut down to raw/, with an about.md of words: what was
-asked and what to make of it. introduction.md opens the page.
+asked and what to make of it. introduction.md opens the page; an overview of those that are no pilots follows it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from pathlib import Path
 
 from r3.compare.analysis import Comparison
 from r3.compare.figures import figures_of, write_figures
-from r3.compare.report import markdown
+from r3.compare.report import markdown, markdown_table
+from r3.compare.tables import Table, percent, times
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+ORDER = ("embedded", "smollm2", "beyond", "pilot")
+"""What a folder's name begins with: the main comparisons first, what only led to them last."""
+SHOWN = ("grpo", "dapo", "r3", "replay-only")
 HEAD = "<!-- Made by docs/make_results.py from docs/results/: do not edit, run `make results`. -->"
 
 
 def page(results: Path = RESULTS) -> str:
     """The whole page."""
-    parts = [HEAD, (results / "introduction.md").read_text(encoding="utf-8").strip()]
+    parts = [HEAD, (results / "introduction.md").read_text(encoding="utf-8").strip(), overview(results)]
     for folder in folders(results):
         comparison = Comparison.read(folder)
         about = (folder / "about.md").read_text(encoding="utf-8").strip()
@@ -30,9 +34,43 @@ def page(results: Path = RESULTS) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def overview(results: Path) -> str:
+    """One row a comparison of R³ with GRPO, pilots left out."""
+    rows = []
+    for folder in folders(results):
+        comparison = Comparison.read(folder)
+        if rank(folder) < ORDER.index("beyond") and {"grpo", "r3"} <= set(comparison.names):
+            rows.append(_row(_title(folder), comparison))
+    table = Table(
+        "Overview",
+        [
+            *("comparison", "seeds", "at the start", *(f"final, {name}" for name in SHOWN)),
+            *("R³'s tokens to grpo's final", "to dapo's final"),
+        ],
+        rows,
+        "Held-out pass@1 in per cent, at the same number of generated tokens; tokens as a share of the other's own. "
+        "What the intervals mean stands under each comparison.",
+    )
+    return f"## Overview\n\n{markdown_table(table)}\n\n{table.note}"
+
+
+def _row(title: str, c: Comparison) -> list[str]:
+    finals = [percent(c.final(name, "pass@1")) if name in c.names and c.seeds(name) else "–" for name in SHOWN]
+    tokens = [times(c.token_ratio("r3", name).ratio) if c.shared_seeds("r3", name) else "–" for name in SHOWN[:2]]
+    return [title, str(len(c.seeds("r3"))), percent(c.start("r3", "pass@1")), *finals, *tokens]
+
+
+def _title(folder: Path) -> str:
+    return (folder / "about.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("## ")
+
+
+def rank(folder: Path) -> int:
+    return next(i for i, name in enumerate(ORDER) if folder.name.startswith(name))
+
+
 def folders(results: Path = RESULTS) -> list[Path]:
-    """Of the comparisons, in the order of their names."""
-    return sorted(path.parent.parent for path in results.glob("*/raw/plan.json"))
+    """Of the comparisons, in the order of the page."""
+    return sorted((path.parent.parent for path in results.glob("*/raw/plan.json")), key=lambda f: (rank(f), f.name))
 
 
 def main() -> None:
