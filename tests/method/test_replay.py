@@ -32,6 +32,7 @@ def test_only_young_history_of_the_opposite_outcome_and_at_most_k(
         assert any(sample is past for past in history)
         assert not any(sample.outcome == outcome for outcome in group.outcomes)
         assert max_age is None or 20 - sample.policy_version <= max_age
+        assert sample.outcome or sample.context.kind == "plain"  # a failure in reflection is none of the plain policy's
     if group.context.kind == "reflection" or len(set(group.outcomes)) == 2:
         assert not replay.samples
     else:  # nothing that could have joined was left out for no reason
@@ -39,6 +40,7 @@ def test_only_young_history_of_the_opposite_outcome_and_at_most_k(
             s
             for s in history
             if s.outcome is not group.outcomes[0] and (max_age is None or 20 - s.policy_version <= max_age)
+            if s.outcome or s.context.kind == "plain"
         ]
         assert len(replay.samples) == min(k, len(fitting))
         texts = {s.tokens.tobytes() for s in fitting}
@@ -98,6 +100,10 @@ def test_random_order_is_seeded_and_reaches_all() -> None:
         (make_group([make_sample(True)]), [], ReplaySettings(), "no_history"),
         (make_group([make_sample(False)]), [make_sample(True)], ReplaySettings(max_age=4), "too_old"),
         (make_group([make_sample(True)]), [make_sample(False)], ReplaySettings(max_age=5), "joined"),
+        (make_group([make_sample(True)]), [make_sample(False, context=REFLECTION)], ReplaySettings(), "no_history"),
+        (make_group([make_sample(False)]), [make_sample(True, context=REFLECTION)], ReplaySettings(), "joined"),
+        (make_group([make_sample(True)]), [make_sample(False)], ReplaySettings(failures=False), "off"),
+        (make_group([make_sample(False)]), [make_sample(True)], ReplaySettings(failures=False), "joined"),
     ],
 )
 def test_it_says_why(group: Group, history: list[Sample], settings: ReplaySettings, reason: str) -> None:

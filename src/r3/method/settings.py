@@ -91,6 +91,8 @@ class ReplaySettings(Switchable):
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
     distinct: bool = True
     """Different texts first; false takes them as they come, one easy success again and again if need be."""
+    failures: bool = True
+    """Past failures join solve-all groups; false leaves those alone, and only solve-none ones get their successes."""
 
 
 DEFAULT_GUIDANCE = (

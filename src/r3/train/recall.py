@@ -13,7 +13,7 @@ from r3.buffer import SampleBuffer
 from r3.method.reflection import Reflection, ReflectionReason, Tokenizer, hardness, in_vain, reflect
 from r3.method.replay import wanted_outcome
 from r3.method.settings import ReflectionSettings, ReplaySettings
-from r3.samples import Group, Query, Sample
+from r3.samples import ContextKind, Group, Query, Sample
 from r3.train.sampler import seed_of
 
 
@@ -86,10 +86,16 @@ def _read(
 ) -> dict[str, list[Sample]]:
     if not ids:
         return {}
+    context: ContextKind | None = None if outcome else "plain"  # a failure in reflection does not join (`replay`)
     young = buffer.history(
-        ids, outcome=outcome, limit=settings.candidates, since_version=since, distinct=settings.distinct
+        ids,
+        outcome=outcome,
+        limit=settings.candidates,
+        context=context,
+        since_version=since,
+        distinct=settings.distinct,
     )
     # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
     bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
-    older = buffer.history(bare, outcome=outcome, limit=1) if bare else {}
+    older = buffer.history(bare, outcome=outcome, limit=1, context=context) if bare else {}
     return {**young, **older}
