@@ -15,7 +15,7 @@ from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, 
 
 @given(
     groups_of(),
-    st.lists(samples_of(), max_size=12),
+    st.lists(samples_of() | samples_of(context=REFLECTION), max_size=12),
     st.integers(1, 5),
     st.none() | st.integers(0, 20),
     st.sampled_from(["newest", "random"]),

@@ -10,9 +10,9 @@ Departures from the paper, and choices it leaves open:
 - Different texts come first; a repeated text joins only where fewer than k different ones exist. Replaying one easy
   success over and over is how modes collapse. (`distinct` = false takes them as they come.)
 - Newest first by default; `random` draws from the given history with a generator seeded by the caller.
-- A right answer first found in reflection may join a plain group ("cross-context"); a wrong one may not. What the policy
-  does wrong with an attempt before its eyes is not what it does wrong without, and no clip bounds how often it would be
-  pushed away, since nothing tells how likely it was under the plain prompt.
+- A right answer first found in reflection may join a plain group ("cross-context"); a wrong one may not. What the
+  policy does wrong with an attempt before its eyes is not what it does wrong without, and no clip bounds how often it
+  would be pushed away, since nothing tells how likely it was under the plain prompt.
 - Reflection groups take no replay: their prompt shows a past attempt, which answers to other prompts do not answer.
 - A replayed wrong answer comes back with the reward of its outcome alone: a ranking reward compared it with the
   group it was drawn in, and means nothing in another.
@@ -68,9 +68,7 @@ def choose_replay(
     for sample in history:
         if sample.query_id != group.query.id:
             raise ValueError(f"history of query {group.query.id!r} holds a sample of query {sample.query_id!r}")
-    opposite = [
-        sample for sample in history if sample.outcome is wanted and (wanted or sample.context.kind == "plain")
-    ]
+    opposite = [sample for sample in history if sample.outcome is wanted and (wanted or sample.context.kind == "plain")]
     if not opposite:
         return Replay((), "no_history")
     young = [sample for sample in opposite if is_young(sample, settings, policy_version)]
