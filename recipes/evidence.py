@@ -4,7 +4,7 @@
 
 For each task: SmolLM2-135M learns a written procedure on easy problems (`r3 sft`), answers more of them, and learns to
 try again where it failed (the paper's model could do that beforehand). This warm start is tried on a ladder of harder
-problems, and the rung where about one answer in fifty is right is taken; `r3 compare` runs there. A task without
+problems, and the rung where about one answer in a hundred is right is taken; `r3 compare` runs there. A task without
 such a rung is left out. The ladder is climbed before any method has run, so no method can have been favoured by it.
 Every command is printed; what is finished is not done again. Small cells leave most of a card idle: with NVIDIA's MPS
 (`nvidia-cuda-mps-control -d`) a dozen share it well.
@@ -26,16 +26,16 @@ from pathlib import Path
 
 RECIPES = Path(os.path.relpath(Path(__file__).parent))
 MODEL = Path("models/smollm2-135m")
-WANTED = 0.02
-"""Held-out pass@1 at the start: most groups of eight solve none, and some queries have a success to replay."""
-FEWEST, MOST = 0.005, 0.06
+WANTED = 0.01
+"""Held-out pass@1 at the start: nine groups of eight in ten solve none. At 3 %, in sixteens, GRPO had enough."""
+FEWEST, MOST = 0.003, 0.05
 """A rung outside of these is no place to start from: next to nothing to find, or too much."""
 REPLAY = "replay-only=r3-no-reflection,method.ranking=off"
 ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 FEW = ("grpo", "dapo", "r3")
 SIZES = (
     *("train.queries_per_step=16", "rollout.group_size=8", "method.reflection.give_up_after=8", "task.size=128"),
-    *("train.learning_rate=3e-5", "train.tokens_per_microbatch=4096"),
+    *("train.learning_rate=2e-5", "train.tokens_per_microbatch=4096"),
 )
 """Of every task, where it says nothing else."""
 
@@ -74,7 +74,7 @@ TASKS = {
         every=SUMS,
         ladder=tuple(rung_of(f"task.difficulty=[{n}]", 14 * n) for n in (4, 5, 6, 7, 8, 9)),
         methods=ALL,
-        tokens=1_200_000,
+        tokens=1_000_000,
     ),
     "spelling": Task(
         warm=(*SPELLING, "task.options={min_word_len: 3, max_word_len: 5}"),
@@ -91,15 +91,15 @@ TASKS = {
         every=REWRITING,
         ladder=tuple(
             rung_of(f"task.options={{length: {n}}}", limit)
-            for n, limit in ((8, 160), (10, 240), (12, 288), (14, 384), (16, 480))
+            for n, limit in ((7, 128), (8, 160), (10, 240), (12, 288), (14, 384), (16, 480))
         ),
-        tokens=1_600_000,
+        tokens=2_000_000,
     ),
     "reversal": Task(
         warm=(*REVERSAL, "task.options={min_words: 3, max_words: 5}"),
         every=REVERSAL,
         ladder=tuple(
-            rung_of(f"task.options={{min_words: {n}, max_words: {n}}}", 13 * n) for n in (6, 7, 9, 11, 13, 16, 20)
+            rung_of(f"task.options={{min_words: {n}, max_words: {n}}}", 13 * n) for n in (5, 6, 7, 9, 11, 13, 16, 20)
         ),
         tokens=1_600_000,
     ),
@@ -108,7 +108,7 @@ TASKS = {
         every=FILTERING,
         ladder=tuple(
             rung_of(f"task.options={{min_numbers: {n}, max_numbers: {n}, max_decimals: 1}}", 12 * n + 6)
-            for n in (6, 7, 9, 12, 15, 20, 26)
+            for n in (5, 6, 7, 9, 12, 15, 20, 26)
         ),
         tokens=1_600_000,
     ),
