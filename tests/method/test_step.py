@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r3.method.settings import METHODS, MethodSettings
-from r3.method.step import step
+from r3.method.step import StepResult, step
 from r3.samples import Group, Sample
 from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, samples_of
 
@@ -251,3 +251,28 @@ def test_ranking_rewards_alone_may_keep_their_own_size(
             mean = statistics.fmean(other.rewards)
             assert other.advantages == pytest.approx([reward - mean for reward in other.rewards], abs=1e-9)
             assert max(map(abs, other.advantages)) <= MethodSettings().ranking.max_reward
+
+
+@given(BATCH, HISTORY)
+def test_ranking_rewards_may_be_kept_from_teaching_alone(
+    batch: tuple[Group, ...], history: dict[str, list[Sample]]
+) -> None:
+    def result(**ranking: Any) -> StepResult:
+        return step(batch, MethodSettings(name="r3", ranking=ranking), history=history, policy_version=20)
+
+    free, held, without = result(), result(alone=False), result(enabled=False)
+    if without.weighted:  # something else teaches
+        assert [mixed.advantages for mixed in held.groups] == [mixed.advantages for mixed in free.groups]
+        assert [(w.advantage, w.weight) for w in held.weighted] == [(w.advantage, w.weight) for w in free.weighted]
+    else:
+        assert held.weighted == ()
+        assert held.counts["groups/teaching"] == 0
+    assert [mixed.rewards for mixed in held.groups] == [mixed.rewards for mixed in free.groups]
+
+
+def test_a_batch_with_ranking_rewards_alone_makes_an_update_or_none() -> None:
+    ranked, mixed = make_group([FORKING, FLAT, COMPLETE]), make_group([make_sample(False), make_sample(True)])
+    for alone, trained in ((True, 3), (False, 0)):
+        settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "alone": alone})
+        assert len(step([ranked], settings).weighted) == trained
+        assert len(step([ranked, mixed], settings).weighted) == 5  # beside an outcome they teach either way

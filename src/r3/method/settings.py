@@ -146,6 +146,9 @@ class RankingSettings(Switchable):
     standardised: bool = True
     """Divide a group that has ranking rewards alone by its standard deviation too (Eq. 1), which makes them as large as
     a right answer's whatever R_max is; false leaves them at their own size."""
+    alone: bool = True
+    """Train on a batch in which nothing but ranking rewards teaches. Adam divides by the gradient's own size, so that
+    such a batch moves the weights as far as one with right answers; false makes no update of it."""
     anneal_updates: int | None = Field(None, ge=1)
     """R_max falls in a line to 0 over so many optimiser updates: exploration is paid for early on; None: it stays."""
 

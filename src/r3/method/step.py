@@ -21,6 +21,8 @@ Departures from the paper, and choices it leaves open:
   groups a policy learns to be cut. `ranking.centred` takes the mean off and leaves only the order.
 - Eq. 1 divides by the standard deviation, so that in a group with ranking rewards alone R_max cancels: they then pull
   as hard as right answers do elsewhere. `ranking.standardised` = false leaves such a group's advantages undivided.
+- Adam does the same to a batch of such groups alone, which is common where successes are rare. `ranking.alone` = false
+  lets nothing be learnt from ranking rewards unless an outcome teaches beside them.
 - `mask_truncated` takes truncated samples out of the loss and out of its denominators, not out of the baseline.
 """
 
@@ -83,6 +85,11 @@ class MixedGroup:
         return any(self.advantages)
 
     @property
+    def by_ranking_alone(self) -> bool:
+        """Whether nothing but ranking rewards tells its members apart."""
+        return self.ranked > 0 and not self.replay.samples
+
+    @property
     def kept(self) -> bool:
         """Whether DAPO's resampling keeps it: outcomes differ, or replay or ranking made them comparable."""
         return is_mixed(self.group) or bool(self.replay.samples) or self.ranked > 0
@@ -136,6 +143,8 @@ def step(
     """
     past = history or {}
     mixed = tuple(_mix(group, past.get(group.query.id, ()), settings, policy_version, seed) for group in groups)
+    if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
+        mixed = tuple(replace(m, advantages=(0.0,) * len(m.advantages)) for m in mixed)
     trained = [m for m in mixed if m.kept or not settings.resample.enabled]
     weighted = tuple(_weighted(trained, settings))
     return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version))
