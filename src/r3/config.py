@@ -84,6 +84,13 @@ class TaskSettings(Settings):
     retries_from: str | None = None
     """r3 sft: the directory of an r3 train on the same problems. Where it answered wrongly, learn the reflection prompt
     that shows the answer too, so that the model can do something with a failure in its context."""
+    pass_rates_from: str | None = None
+    """The directory of an r3 train on the same problems ({seed} is filled in); one step with large groups is enough.
+    Only problems with a pass rate there from min_pass_rate to max_pass_rate are trained on."""
+    min_pass_rate: float = Field(0.0, ge=0, le=1)
+    """With pass_rates_from: leave out problems that were solved more seldom than this; above 0, those never solved."""
+    max_pass_rate: float = Field(1.0, ge=0, le=1)
+    """With pass_rates_from: leave out problems that were solved more often than this."""
     heldout: int = Field(512, ge=0)
     """How many problems are kept apart for evaluation."""
     id_column: str = "id"
@@ -107,6 +114,14 @@ class TaskSettings(Settings):
     """file: run your own function in killable worker processes with a time and a memory limit."""
     chat: bool = True
     """Put the question through the tokenizer's chat template (not for arithmetic)."""
+
+    @model_validator(mode="after")
+    def _pass_rates_have_a_source(self) -> TaskSettings:
+        if self.pass_rates_from is None and (self.min_pass_rate, self.max_pass_rate) != (0.0, 1.0):
+            raise ValueError("min_pass_rate and max_pass_rate need pass_rates_from, the run that measured them")
+        if self.min_pass_rate > self.max_pass_rate:
+            raise ValueError(f"min_pass_rate={self.min_pass_rate:g} is above max_pass_rate={self.max_pass_rate:g}")
+        return self
 
 
 class RolloutSettings(Settings):

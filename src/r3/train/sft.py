@@ -28,11 +28,11 @@ from r3.method.reflection import plain_prompt, reflect
 from r3.run import Progress, RunDirectory, RunFiles, StopRequested
 from r3.run.files import temporary
 from r3.samples import IntArray, Query
-from r3.tasks import load_task
 from r3.train.build import check_task, check_template
 from r3.train.optimiser import Optimiser
 from r3.train.packing import Trajectory, pack
 from r3.train.policy import Policy
+from r3.train.problems import load_problems
 from r3.train.session import run_path
 from r3.train.update import Diverged
 
@@ -98,7 +98,7 @@ def _directory(path: Path, config: Config) -> RunDirectory:
 
 def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Trajectory], int, int]:
     """Training and held-out examples that fit rollout.max_tokens; how many show a failure, and how many did not fit."""
-    task = load_task(config.task, config.run.seed)
+    task = load_problems(config)
     try:
         check_task(task)
         check_template(config, any(not isinstance(query.prompt, str) for query in task.train), policy.tokenizer)
