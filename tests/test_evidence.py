@@ -54,7 +54,12 @@ def test_its_commands_are_valid(evidence: ModuleType, name: str) -> None:
             baseline=compared.baseline,
         )
         assert {"grpo", "dapo", "r3", "replay-only"} <= {variant.name for variant in plan.variants}
-        assert plan.config(plan.variants[0]).task == config.task  # what was tried is what is compared on
+        asked = [load_config(Path(c.recipe), c.overrides) for c in map(_parsed, evidence.surveys(name, place, options))]
+        assert [one.run.seed for one in asked] == [0, 1, 2]
+        chosen = plan.config(plan.variants[0]).task  # of what was tried and surveyed, by what came of it
+        assert {one.run.dir for one in asked} == {chosen.pass_rates_from}
+        every = chosen.model_copy(update={"pass_rates_from": None, "min_pass_rate": 0.0, "max_pass_rate": 1.0})
+        assert [every] * 4 == [config.task, *(one.task for one in asked)]
         assert plan.config(plan.variants[0]).rollout == config.rollout
 
 
