@@ -31,7 +31,9 @@ def shares(run: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("without", ["lowest", "highest", "both"])
-def test_only_problems_within_the_range_are_trained_on(surveyed: Path, tmp_path: Path, without: str) -> None:
+def test_only_problems_within_the_range_are_trained_on(
+    surveyed: Path, tmp_path: Path, without: str, caplog: pytest.LogCaptureFixture
+) -> None:
     rates = shares(surveyed / "survey-1")
     assert set(rates) == set(EVERY)
     seen = sorted(set(rates.values()))
@@ -44,6 +46,7 @@ def test_only_problems_within_the_range_are_trained_on(surveyed: Path, tmp_path:
     chosen += [f"task.max_pass_rate={most}", "method=grpo", "train.epochs=2", f"run.dir={tmp_path / 'run'}"]
     assert main(["train", "--quiet", *overrides(surveyed), *chosen]) == 0
     assert set(shares(tmp_path / "run")) == wanted
+    assert f"8 of 8 training problems were tried there; the {len(wanted)} with a pass rate" in caplog.text
 
 
 def test_what_cannot_be_chosen_from_is_refused(

@@ -60,5 +60,5 @@ def load_problems(config: Config, length: Callable[[Query], int] | None = None) 
             f"{told}, none of them with a pass rate from {fewest:g} to {most:g}; widen the range, or name a run on the "
             "same task (name, split, size, seed)"
         )
-    log.info("%s; the %d with a pass rate from %g to %g are trained on", told, len(kept), fewest, most)
+    log.warning("%s; the %d with a pass rate from %g to %g are trained on", told, len(kept), fewest, most)
     return Chosen(task, kept)
