@@ -56,7 +56,8 @@ def overview(results: Path) -> str:
 
 def _row(title: str, c: Comparison) -> list[str]:
     finals = [percent(c.final(name, "pass@1")) if name in c.names and c.seeds(name) else "–" for name in SHOWN]
-    tokens = [times(c.token_ratio("r3", name).ratio) if c.shared_seeds("r3", name) else "–" for name in SHOWN[:2]]
+    others = [name if name in c.names and c.shared_seeds("r3", name) else None for name in SHOWN[:2]]
+    tokens = ["–" if name is None else times(c.token_ratio("r3", name).ratio) for name in others]
     return [title, str(len(c.seeds("r3"))), percent(c.start("r3", "pass@1")), *finals, *tokens]
 
 
