@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from r3.commands.compare import add_arguments
 from r3.compare.plan import Plan, make_plan, parse_variant, save_plan
 from r3.config import ConfigError
 
 
 def plan(**changes: Any) -> Plan:
-    settings = {"methods": ["grpo", "r3"], "variants": [], "seeds": 2, "tokens": 1_000, "evaluations": 4}
+    settings = {"methods": ["grpo", "r3"], "variants": [], "seeds": range(2), "tokens": 1_000, "evaluations": 4}
     overrides = changes.pop("overrides", ["train.learning_rate=1e-3"])
     return make_plan(None, overrides, **{**settings, "baseline": None, **changes})
 
@@ -53,17 +55,34 @@ def test_what_cannot_be_compared_is_refused(change: dict[str, Any], said: str) -
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("4-6", [4, 5, 6]), ("7-7", [7])])
+def test_seeds_are_a_number_of_them_or_a_range(text: str, seeds: list[int]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert list(parser.parse_args(["--seeds", text]).seeds) == seeds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5-4", "4-", "a-b", "x"])
+def test_seeds_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit) as refusal:
+        parser.parse_args([f"--seeds={text}"])
+    assert refusal.value.code == 2
+    assert "--seeds" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_values_with_commas_stay_whole() -> None:
     made = parse_variant("x=r3,method.reflection.guidance=try, again,method.replay.k=4")
     assert made.overrides == ("method=r3", "method.reflection.guidance=try, again", "method.replay.k=4")
 
 
 def test_seeds_and_variants_may_join_and_nothing_else_may_change(tmp_path: Path) -> None:
-    save_plan(plan(seeds=3), tmp_path)
-    save_plan(plan(methods=["dapo"], seeds=1, overrides=["train.learning_rate=1e-3", "run.threads=1"]), tmp_path)
+    save_plan(plan(seeds=range(3)), tmp_path)
+    save_plan(plan(methods=["dapo"], seeds=[1, 5], overrides=["train.learning_rate=1e-3", "run.threads=1"]), tmp_path)
     saved = json.loads((tmp_path / "raw" / "plan.json").read_text())
     assert list(saved["variants"]) == ["grpo", "r3", "dapo"]
-    assert saved["seeds"] == [0, 1, 2]
+    assert saved["seeds"] == [0, 1, 2, 5]
     for change, said in (
         ({"tokens": 2_000}, "tokens 1000 → 2000"),
         ({"overrides": []}, "train.learning_rate 0.001 → 0.0002"),

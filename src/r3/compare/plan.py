@@ -118,7 +118,7 @@ def make_plan(
     *,
     methods: Sequence[str],
     variants: Sequence[str],
-    seeds: int,
+    seeds: Sequence[int],
     tokens: int,
     evaluations: int,
     baseline: str | None,
@@ -139,7 +139,7 @@ def make_plan(
         raise ConfigError(f"--evaluations {evaluations} are more than the --tokens {tokens}")
     if level is not None and not 0 < level < 1:
         raise ConfigError(f"--level {level:g} is a pass@1 to reach: a share between 0 and 1")
-    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(range(seeds)), tokens, evaluations, first, level)
+    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level)
     for variant in chosen:
         _check_equal(plan, variant)
     return plan
