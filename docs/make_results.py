@@ -1,13 +1,15 @@
-"""Write docs/results.md, and the figures it shows, from the raw files in docs/results/: no number is typed by hand.
+"""Write docs/results.md, its figures and docs/pilots.md from the raw files in docs/results/: no table is typed by hand.
 
     python docs/make_results.py          (make results)
 
 Each folder of docs/results/ is the --out of an `r3 compare`, cut down to raw/, with an about.md of words: what was
-asked and what to make of it. introduction.md opens the page; an overview of those that are no pilots follows it.
+asked and what to make of it (a test looks up the intervals that the words name). introduction.md and pilots.md there
+open the two pages; an overview follows.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from r3.compare.analysis import Comparison
@@ -23,23 +25,25 @@ SHOWN = ("grpo", "dapo", "r3", "replay-only")
 HEAD = "<!-- Made by docs/make_results.py from docs/results/: do not edit, run `make results`. -->"
 
 
-def page(results: Path = RESULTS) -> str:
-    """The whole page."""
-    parts = [HEAD, (results / "introduction.md").read_text(encoding="utf-8").strip(), overview(results)]
-    for folder in folders(results):
+def page(results: Path = RESULTS, *, pilots: bool = False) -> str:
+    """The whole page: of the comparisons, or of the pilots that led to them, which have no figures."""
+    words = (results / ("pilots.md" if pilots else "introduction.md")).read_text(encoding="utf-8").strip()
+    parts = [HEAD, words, overview(results, pilots=pilots)]
+    for folder in folders(results, pilots=pilots):
         comparison = Comparison.read(folder)
         about = (folder / "about.md").read_text(encoding="utf-8").strip()
+        drawn = [] if pilots else figures_of(comparison)
         figures = f"results/{folder.name}/figures"
-        parts.append(markdown(comparison, figures_of(comparison), folder=figures, level=2, title=about).strip())
+        parts.append(markdown(comparison, drawn, folder=figures, level=2, title=about).strip())
     return "\n\n".join(parts) + "\n"
 
 
-def overview(results: Path) -> str:
-    """One row a comparison of R³ with GRPO, pilots left out."""
+def overview(results: Path, *, pilots: bool) -> str:
+    """One row a comparison of R³ with GRPO."""
     rows = []
-    for folder in folders(results):
+    for folder in folders(results, pilots=pilots):
         comparison = Comparison.read(folder)
-        if rank(folder) < ORDER.index("beyond") and {"grpo", "r3"} <= set(comparison.names):
+        if rank(folder) != ORDER.index("beyond") and {"grpo", "r3"} <= set(comparison.names):
             rows.append(_row(_title(folder), comparison))
     table = Table(
         "Overview",
@@ -58,27 +62,39 @@ def _row(title: str, c: Comparison) -> list[str]:
     finals = [percent(c.final(name, "pass@1")) if name in c.names and c.seeds(name) else "–" for name in SHOWN]
     others = [name if name in c.names and c.shared_seeds("r3", name) else None for name in SHOWN[:2]]
     tokens = ["–" if name is None else times(c.token_ratio("r3", name).ratio) for name in others]
-    return [title, str(len(c.seeds("r3"))), percent(c.start("r3", "pass@1")), *finals, *tokens]
+    link = f"[{title}](#{_anchor(title)})"
+    return [link, str(len(c.seeds("r3"))), percent(c.start("r3", "pass@1")), *finals, *tokens]
 
 
 def _title(folder: Path) -> str:
     return (folder / "about.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("## ")
 
 
+def _anchor(title: str) -> str:
+    """What GitHub makes of a heading.
+
+    >>> _anchor("SmolLM2-135M: A::B programs (one H200)")
+    'smollm2-135m-ab-programs-one-h200'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 def rank(folder: Path) -> int:
     return next(i for i, name in enumerate(ORDER) if folder.name.startswith(name))
 
 
-def folders(results: Path = RESULTS) -> list[Path]:
-    """Of the comparisons, in the order of the page."""
-    return sorted((path.parent.parent for path in results.glob("*/raw/plan.json")), key=lambda f: (rank(f), f.name))
+def folders(results: Path = RESULTS, *, pilots: bool = False) -> list[Path]:
+    """Of the comparisons, or of the pilots, in the order of the page."""
+    found = sorted((path.parent.parent for path in results.glob("*/raw/plan.json")), key=lambda f: (rank(f), f.name))
+    return [folder for folder in found if (rank(folder) == ORDER.index("pilot")) == pilots]
 
 
 def main() -> None:
     for folder in folders():
         write_figures(figures_of(Comparison.read(folder)), folder / "figures", ["svg"])
-    (HERE / "results.md").write_text(page(), encoding="utf-8")
-    print(f"{HERE / 'results.md'}: {len(folders())} comparisons")
+    for name, pilots in (("results.md", False), ("pilots.md", True)):
+        (HERE / name).write_text(page(pilots=pilots), encoding="utf-8")
+        print(f"{HERE / name}: {len(folders(pilots=pilots))} comparisons")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def markdown(
     parts = [title or f"{mark} Comparison: {', '.join(comparison.names)}", *_setting(comparison)]
     for table in every_table(comparison):
         parts += [f"{mark}# {table.title}", markdown_table(table), table.note]
-    parts.append(f"{mark}# Curves")
+    parts += [f"{mark}# Curves"] if figures else []
     parts += [f"![{figure.title}]({folder}/{figure.name}.svg)" for figure in figures]
     parts += [f"{mark}# Commands", "Each cell is a run of its own:", f"```\n{commands(comparison)}\n```"]
     return "\n\n".join(parts) + "\n"
