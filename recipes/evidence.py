@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from r3.commands.compare import seeds
+
 RECIPES = Path(os.path.relpath(Path(__file__).parent))
 MODEL = Path("models/smollm2-135m")
 WANTED = 0.02
@@ -147,8 +149,7 @@ def main() -> None:
         "--until", choices=("warm", "rung", "survey", "compare"), default="compare", help="stop after this stage"
     )
     parser.add_argument("--jobs", type=int, default=4, help="runs side by side")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seeds", type=seeds, default=range(3), metavar="N|A-B", help="as of r3 compare")
     parser.add_argument("--methods", help="of the comparison, instead of the task's own")
     parser.add_argument("--tokens", type=int, help="generated tokens of a cell, whatever the task")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting over all recipes'")
@@ -260,18 +261,14 @@ def rung(name: str) -> int | None:
     return chosen if fits else None
 
 
-def seeds_of(options: argparse.Namespace) -> range:
-    return range(options.first_seed, options.first_seed + options.seeds)
-
-
 def surveys(name: str, place: int, options: argparse.Namespace) -> list[list[str]]:
     """What is still to do of: every seed's problems, 32 answers each."""
     if not TASKS[name].surveyed:
         return []
-    seeds = [s for s in seeds_of(options) if not (Path(survey_path(name).format(seed=s)) / "checkpoints").exists()]
+    missing = [s for s in options.seeds if not (Path(survey_path(name).format(seed=s)) / "checkpoints").exists()]
     common = ["train", "--quiet", recipe_of(name), *settings(name, place), *options.set, *SURVEY]
     common.append(f"train.queries_per_step={TASKS[name].size}")
-    return [[*common, f"run.seed={seed}", f"run.dir={survey_path(name)}"] for seed in seeds]
+    return [[*common, f"run.seed={seed}", f"run.dir={survey_path(name)}"] for seed in missing]
 
 
 def survey_path(name: str) -> str:
@@ -279,8 +276,8 @@ def survey_path(name: str) -> str:
 
 
 def comparison(name: str, place: int, options: argparse.Namespace) -> list[str]:
-    task, seeds = TASKS[name], seeds_of(options)
-    counts = ["--seeds", f"{seeds[0]}-{seeds[-1]}", "--tokens", str(options.tokens or task.tokens)]
+    task, last = TASKS[name], options.seeds[-1]
+    counts = ["--seeds", f"{options.seeds[0]}-{last}", "--tokens", str(options.tokens or task.tokens)]
     which = ["--methods", options.methods] if options.methods else ["--methods", ",".join(task.methods)]
     where = ["--evaluations", "12", "--jobs", str(options.jobs), "--no-report", "--out", f"compare/{name}"]
     among = [f"task.pass_rates_from={survey_path(name)}", *SELDOM] if task.surveyed else []

@@ -37,7 +37,7 @@ def test_its_commands_are_valid(evidence: ModuleType, name: str) -> None:
     assert (learnt.run.dir, answered.run.dir) == (f"runs/sft-{evidence.warm_start_of(name)}", retried.task.retries_from)
     assert answered.task.model_copy(update={"retries_from": answered.run.dir}) == retried.task  # the same problems
     assert {answered.model.path, retried.model.path} == {f"{learnt.run.dir}/model"}
-    options = argparse.Namespace(set=["model.compile=false"], seeds=3, first_seed=2, tokens=1000, jobs=2, methods=None)
+    options = argparse.Namespace(set=["model.compile=false"], seeds=range(2, 5), tokens=1000, jobs=2, methods=None)
     for place in range(len(evidence.TASKS[name].ladder)):
         tried = _parsed(evidence.probe(name, place, options.set))
         config = load_config(Path(tried.recipe), tried.overrides)

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", metavar="key=value", help="settings over the recipe's, the same for every method")
     add("--methods", default=METHODS, metavar="A,B", help=f"presets to compare ({METHODS})")
     add("--variant", action="append", default=[], metavar="NAME=PRESET,key=value", help="a preset changed; repeatable")
-    add("--seeds", type=_seeds, default=range(3), metavar="N|A-B", help="seeds 0 to N-1 of every method (3), or A to B")
+    add("--seeds", type=seeds, default=range(3), metavar="N|A-B", help="seeds 0 to N-1 of every method (3), or A to B")
     add("--tokens", type=_positive, metavar="N", help="generated tokens that every cell may spend")
     add("--evaluations", type=_positive, default=8, metavar="N", help="evaluations on the way, equally spaced (8)")
     add("--baseline", metavar="NAME", help="what the others are measured against (grpo)")
@@ -100,7 +100,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _seeds(text: str) -> range:
+def seeds(text: str) -> range:
     """`5` is 0 to 4, `5-9` is 5 to 9: fresh seeds, for a claim that was found on others."""
     first, dash, last = text.partition("-")
     if not dash:
