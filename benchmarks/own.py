@@ -13,7 +13,7 @@ from r3.method.settings import MethodSettings
 from r3.method.step import WeightedSample, step
 from r3.samples import Group, Query, Sample
 from r3.train.optimiser import Optimiser
-from r3.train.policy import Policy
+from r3.train.policy import Policy, enable_checkpointing
 from r3.train.update import Updater
 from work import Work
 
@@ -28,7 +28,7 @@ def is_right(prompt: str, completion: str, *, hard: float = 0.0, luck: float = 0
 def make_updater(model: Any, tokenizer: Any, tokens: int, learning_rate: float = 1e-6) -> Updater:
     """The update over a model: AdamW with float32 masters, gradient checkpointing, packed micro-batches."""
     settings = ModelSettings(path="random", gradient_checkpointing=True)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    enable_checkpointing(model)
     policy = Policy(model, tokenizer, settings, base=model)
     train = TrainSettings(tokens_per_microbatch=tokens, learning_rate=learning_rate)
     optimiser = Optimiser(model.parameters(), train, total_updates=100)

@@ -10,7 +10,7 @@ from r3.attention import flash, layout_of, padded
 from r3.config import ModelSettings, TrainSettings
 from r3.train.optimiser import Optimiser
 from r3.train.packing import Trajectory
-from r3.train.policy import Policy
+from r3.train.policy import Policy, enable_checkpointing
 
 from .test_native_cuda import medium
 
@@ -66,7 +66,7 @@ def test_fast_gradients_are_float32_gradients(sharing: bool, compiled: bool, che
     slow = Policy(exact, None, ModelSettings(compile=False), base=exact)
     model = medium(dtype=torch.bfloat16)
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable_checkpointing(model)
     fast = Policy(model, None, ModelSettings(compile=compiled), base=model)
     fast.shares_prompts = sharing
     expected, wanted = gradients(slow)

@@ -63,7 +63,7 @@ class Policy:
         base = _from_pretrained(AutoModelForCausalLM, path, settings, dtype=pick_dtype(settings, device))
         base = base.to(device)
         if settings.gradient_checkpointing:
-            base.gradient_checkpointing_enable({"use_reentrant": False})
+            enable_checkpointing(base)
         model = _with_lora(base, settings, adapters_from) if settings.lora.enabled else base
         policy = cls(model, tokenizer, settings, base=base)
         policy.check_head()
@@ -87,7 +87,7 @@ class Policy:
 
         With gradient checkpointing, call it and run its backward inside `with packed(policy.base)`.
         """
-        if torch.is_grad_enabled() and self.base.is_gradient_checkpointing and not is_packed(self.base):
+        if torch.is_grad_enabled() and _is_checkpointing(self.base) and not is_packed(self.base):
             raise RuntimeError(
                 "gradient checkpointing runs the forward again: put the backward inside packed() as well"
             )
@@ -188,6 +188,17 @@ def pick_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
     if settings.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Recompute activations in the backward pass. transformers 5.23 gave it another name and warns of the old one."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def _is_checkpointing(model: PreTrainedModel) -> bool:
+    """Whether any part does; its flag, unlike the property over it, has one name in all versions."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def load_tokenizer(path: str, settings: ModelSettings, **options: Any) -> Any:
