@@ -219,7 +219,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from r3.commands.models import add_arguments
 
-    add_arguments(commands.add_parser("models", help="real models without a model hub: list, fetch"))
+    add_arguments(commands.add_parser("models", help="models without a model hub: list, fetch, make"))
 
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

