@@ -19,7 +19,7 @@ from r3.compare.tables import Table, percent, times
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-ORDER = ("embedded", "smollm2", "beyond", "pilot")
+ORDER = ("embedded", "tiny", "smollm2", "beyond", "pilot")
 """What a folder's name begins with: the main comparisons first, what only led to them last."""
 SHOWN = ("grpo", "dapo", "r3", "replay-only")
 HEAD = "<!-- Made by docs/make_results.py from docs/results/: do not edit, run `make results`. -->"
