@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -224,16 +225,17 @@ def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: A
 def _with_lora(base: PreTrainedModel, settings: ModelSettings, adapters_from: Path | None) -> Any:
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    if adapters_from is not None:
-        return PeftModel.from_pretrained(base, str(adapters_from), is_trainable=True)
     lora = settings.lora
-    return get_peft_model(
-        base,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft scales by any number
-            lora_dropout=lora.dropout,
-            target_modules=lora.targets,
-            task_type="CAUSAL_LM",
-        ),
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft scales by any number
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets,
+        task_type="CAUSAL_LM",
     )
+    with warnings.catch_warnings():
+        # peft (0.21) asks after it by the name that transformers 5.23 warns of: nothing that a user could mend
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        if adapters_from is not None:
+            return PeftModel.from_pretrained(base, str(adapters_from), is_trainable=True)
+        return get_peft_model(base, config)
