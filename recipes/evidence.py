@@ -8,8 +8,7 @@ problems, and the rung where about one answer in fifty is right is taken; a task
 each of many problems 32 times, and `r3 compare` trains on those that it solved once or twice; held-out problems are
 as they come. All of that is settled before any method has run, so no method can have been favoured by it. (Words in
 reverse order are the exception: pilots on seeds 0 and 1 led to lists of six words and more, few of them, and to small
-batches for all tasks; what seeds 2 to 9 showed of them led to the steps of pairs. Such a comparison is to be of other
-seeds than led to it.)
+batches for all tasks. Such a comparison is to be of other seeds.)
 Every command is printed; what is finished is not done again. Small cells leave most of a card idle: with NVIDIA's MPS
 (`nvidia-cuda-mps-control -d`) a dozen share it well.
 """
@@ -38,14 +37,11 @@ FEWEST, MOST = 0.005, 0.06
 """A rung outside of these is no place to start from: next to nothing to find, or too much."""
 ALL = ("grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 FEW = ("grpo", "dapo", "r3")
-EIGHTS = ("train.queries_per_step=8", "rollout.group_size=8", "method.reflection.give_up_after=8")
-"""A step: eight queries, eight answers each."""
-PAIRS = (
-    *("train.queries_per_step=8", "rollout.group_size=2", "method.reflection.give_up_after=2"),
-    "train.learning_rate=5e-6",
+SIZES = (
+    *("train.queries_per_step=8", "rollout.group_size=8", "method.reflection.give_up_after=8"),
+    "train.tokens_per_microbatch=4096",
 )
-"""A step of two answers a query, a quarter of the tokens: a query comes back four times as often for them, which is
-what replay lives on, while as many answers are right as before. More and smaller steps: half the rate."""
+"""Of every task, as its results have them."""
 SURVEY = ("method=grpo", "train.steps=1", "rollout.group_size=32", "evaluate.samples=1", "run.tensorboard=false")
 SELDOM = ("task.min_pass_rate=0.03", "task.max_pass_rate=0.07")
 """One answer of 32 is right, or two."""
@@ -71,8 +67,6 @@ class Task:
     """Whether to train on those alone that the survey found to be solved seldom."""
     after: str | None = None
     """The task whose warm start this one has, if not its own."""
-    sizes: tuple[str, ...] = EIGHTS
-    """Of a step."""
     tokens: int = 800_000
     """Generated tokens of a cell: for a hundred steps of GRPO and more, but on GSM8K."""
 
@@ -129,25 +123,6 @@ TASKS = {
         ladder=(rung_of("task.options={min_words: 6, max_words: 12}", 156),),
         size=32,
         surveyed=False,
-        tokens=600_000,
-    ),
-    "reversal-in-pairs": Task(
-        after="reversal",
-        every=REVERSAL,
-        ladder=(rung_of("task.options={min_words: 6, max_words: 9}", 117),),
-        size=32,
-        surveyed=False,
-        sizes=PAIRS,
-        tokens=400_000,
-    ),
-    "longer-lists-in-pairs": Task(
-        after="reversal",
-        every=REVERSAL,
-        ladder=(rung_of("task.options={min_words: 6, max_words: 12}", 156),),
-        methods=ALL,
-        size=32,
-        surveyed=False,
-        sizes=PAIRS,
         tokens=600_000,
     ),
     "filtering": Task(
@@ -248,8 +223,7 @@ def lessons(name: str, more: Sequence[str]) -> list[list[str]]:
 def settings(name: str, place: int) -> list[str]:
     """Of a rung of the task's ladder, over its recipe's."""
     task = TASKS[name]
-    which = [f"task.size={task.size}", f"model.path={model_of(name)}", *task.every, *task.ladder[place]]
-    return [*task.sizes, "train.tokens_per_microbatch=4096", *which]
+    return [*SIZES, f"task.size={task.size}", f"model.path={model_of(name)}", *task.every, *task.ladder[place]]
 
 
 def recipe_of(name: str) -> str:
