@@ -64,8 +64,11 @@ def _fetch(arguments: argparse.Namespace) -> int:
 def _make(arguments: argparse.Namespace) -> int:
     import tempfile
 
+    from transformers.utils import logging
+
     from r3.models.tiny import Shape, character_tokenizer, untrained
 
+    logging.disable_progress_bar()  # for a file of 2.7 MB
     folder = _new_folder(arguments)
     tokenizer = character_tokenizer(Shape().context)
     model = untrained(Shape(), tokenizer, seed=arguments.seed)
