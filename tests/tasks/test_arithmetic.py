@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from r3.cli import main
-from r3.config import TaskSettings, embedded_recipe
+from r3.config import embedded_recipe
 from r3.embedded.writer import CAREFUL, Habits, write_working
+from r3.errors import TaskError
 from r3.method.settings import ReflectionSettings
+from r3.policy.model import EMBEDDED
 from r3.tasks.arithmetic import ArithmeticTask, Problem, draw_problem, judge, problem_set, split_of
-from r3.tasks.base import TaskError
-from r3.train.policy import EMBEDDED
+from r3.tasks.settings import TaskSettings
 from tests.train.tiny import read_metrics
 
 TERMS = st.lists(st.integers(1, 9), min_size=2, max_size=10).map(tuple)

@@ -11,10 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Message, Query
-from r3.tasks.base import TaskError
 from r3.tasks.files import FileTask, boxed_verdict
+from r3.tasks.settings import TaskSettings
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from r3.config import ConfigError, TaskSettings, validate
+from r3.config import validate
+from r3.errors import ConfigError, TaskError
 from r3.samples import Query
 from r3.tasks import Task, load_task
-from r3.tasks.base import TaskError
+from r3.tasks.settings import TaskSettings
 from r3.train.sft import written
 
 FAMILIES: dict[str, dict[str, Any]] = {

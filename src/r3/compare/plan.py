@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.config import Config, ConfigError, load_config
+from r3.config import Config, load_config
+from r3.errors import ConfigError
 from r3.method.settings import METHODS
 from r3.run.files import write_atomically
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from r3.tasks.base import Task, Verdict
 
 if TYPE_CHECKING:
-    from r3.config import TaskSettings
     from r3.samples import Query
+    from r3.tasks.settings import TaskSettings
 
 __all__ = ["Task", "Verdict", "load_task"]
 

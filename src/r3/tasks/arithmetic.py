@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.base import TaskError, Verdict
+from r3.tasks.base import Verdict
+from r3.tasks.settings import TaskSettings
 
 Split = Literal["warm", "train", "heldout"]
 HELDOUT_SEED = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.base import TaskError
 from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_hub, load_set, select
+from r3.tasks.settings import TaskSettings
 from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
 from r3.verify.policy import boxed_answer
 

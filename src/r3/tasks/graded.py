@@ -14,12 +14,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import TaskError, Verdict
+from r3.tasks.base import Verdict
 from r3.tasks.datasets import Prompting
 from r3.tasks.files import boxed_verdict
+from r3.tasks.settings import TaskSettings
 
 LARGEST = 99
 

@@ -13,11 +13,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import TaskError, Verdict
+from r3.tasks.base import Verdict
 from r3.tasks.datasets import Prompting
+from r3.tasks.settings import TaskSettings
 from r3.tasks.solutions import SOLUTIONS
 from r3.verify.policy import boxed_answer
 

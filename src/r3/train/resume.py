@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from r3.config import Config, ConfigError, apply_override, validate
+from r3.config import Config, apply_override, validate
+from r3.errors import ConfigError
 from r3.run import RunFiles
 
 # How long the run goes on, what it keeps and shows, and where it holds it. Anything else would be another experiment.

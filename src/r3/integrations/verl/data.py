@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.config import Config, ConfigError
+from r3.config import Config
+from r3.errors import ConfigError
 from r3.integrations.common.prompts import turns_of
 from r3.samples import Query
-from r3.train.problems import load_problems
+from r3.tasks.pass_rates import load_problems
 
 
 def row_of(query: Query, source: str, split: str) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def export(config: Config, folder: Path) -> list[str]:
     """Write the config's task to `folder`; what was written and how verl is to judge it, line by line."""
     path = config.task.path or config.task.name
     source = Path(path).stem if Path(path).suffix else path  # verl's metrics of held-out queries bear its name
-    task = load_problems(config)
+    task = load_problems(config.task, config.run.seed)
     said = []
     try:
         for name, queries in (("train", task.train), ("heldout", task.heldout)):
