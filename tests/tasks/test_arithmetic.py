@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from r3.cli import main
 from r3.config import embedded_recipe
-from r3.embedded.writer import CAREFUL, Habits, write_working
+from tools.writer import CAREFUL, Habits, write_working
 from r3.errors import TaskError
 from r3.method.settings import ReflectionSettings
 from r3.policy.model import EMBEDDED
