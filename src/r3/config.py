@@ -22,7 +22,7 @@ from r3.policy.settings import ModelSettings
 from r3.rollout.settings import RolloutSettings
 from r3.run.settings import RunSettings
 from r3.settings import Settings
-from r3.tasks.settings import TaskSettings
+from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
 
 Tree = TypeVar("Tree", bound=BaseModel)
@@ -32,7 +32,7 @@ class Config(Settings):
     """All of `r3 train`."""
 
     model: ModelSettings = Field(default_factory=ModelSettings)
-    task: TaskSettings = Field(default_factory=TaskSettings)
+    task: AnyTaskSettings = Field(default_factory=ArithmeticSettings)
     method: MethodSettings = Field(default_factory=MethodSettings)
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
@@ -40,14 +40,6 @@ class Config(Settings):
     buffer: BufferSettings = Field(default_factory=BufferSettings)
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
     run: RunSettings = Field(default_factory=RunSettings)
-
-    @model_validator(mode="after")
-    def _task_is_named_in_full(self) -> Config:
-        if self.task.name == "file" and self.task.path is None:
-            raise ValueError("task.name=file needs task.path: a JSONL, JSON or Parquet file, or the name of a set")
-        if self.task.name == "reasoning-gym" and self.task.family is None:
-            raise ValueError("task.name=reasoning-gym needs task.family, e.g. letter_counting or knights_knaves")
-        return self
 
     @model_validator(mode="after")
     def _adapters_are_small(self) -> Config:
@@ -145,6 +137,8 @@ def apply_override(given: dict[str, Any], override: str) -> None:
         place[last]["enabled" if isinstance(value, bool) else "name"] = value
     else:
         place[last] = value
+    if key.strip() in ("task", "task.name") and isinstance(given["task"], dict):
+        given["task"] = of_its_family(given["task"])
 
 
 def _number(text: str) -> str | float:

@@ -176,7 +176,7 @@ def parse_variant(text: str) -> Variant:
 
 def _check_equal(plan: Plan, variant: Variant) -> None:
     config = plan.config(variant)
-    if config.task.heldout == 0 and config.task.heldout_path is None:
+    if config.task.heldout == 0 and getattr(config.task, "heldout_path", None) is None:
         raise ConfigError("task.heldout=0: a comparison is of held-out accuracy; keep some problems apart")
 
 

@@ -17,6 +17,7 @@ from r3.rollout.protocol import Engine, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks import Task
 from r3.tasks.pass_rates import load_problems
+from r3.tasks.settings import FileSettings
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
 
 def prompt_length(config: Config) -> Callable[[Query], int] | None:
     """Counts the tokens of a query's prompt, where a filter asks for it; the tokenizer alone is loaded for that."""
-    if config.task.max_prompt_tokens is None:
+    if not isinstance(config.task, FileSettings) or config.task.max_prompt_tokens is None:
         return None
     tokenizer = load_tokenizer(resolve(config.model.path), config.model)
     check_template(config, config.task.chat, tokenizer)
