@@ -62,7 +62,7 @@ _ACTS = {
     "leave": lambda: os._exit(3),
     "raise": _raise,
     "pid": os.getpid,
-    "nursery": os.getppid,
+    "fork server": os.getppid,
     "read": lambda: Path("/etc/hostname").read_text(),
     "write": lambda: Path("/tmp/r3-verify-owned").write_text("x"),
     "connect": lambda: socket.create_connection(("127.0.0.1", 9)),

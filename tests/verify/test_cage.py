@@ -63,14 +63,14 @@ def test_a_killed_worker_is_replaced_and_no_case_is_lost(cage: Cage) -> None:
     assert answers[1].result != pid
 
 
-def test_a_killed_nursery_is_replaced(cage: Cage) -> None:
-    worker, nursery = (answer.result for answer in ask(cage, "pid", "nursery"))
+def test_a_killed_forkserver_is_replaced(cage: Cage) -> None:
+    worker, server = (answer.result for answer in ask(cage, "pid", "fork server"))
     handle = os.pidfd_open(worker)
-    os.kill(nursery, signal.SIGKILL)
-    assert gone(handle)  # a worker dies with its nursery
-    answers = ask(cage, "fine", "nursery")
+    os.kill(server, signal.SIGKILL)
+    assert gone(handle)  # a worker dies with its fork server
+    answers = ask(cage, "fine", "fork server")
     assert [answer.failed for answer in answers] == ["", ""]
-    assert answers[1].result != nursery
+    assert answers[1].result != server
 
 
 def test_many_threads_share_the_workers(cage: Cage) -> None:
@@ -93,7 +93,7 @@ def test_a_sealed_worker_reaches_nothing(act: str) -> None:
 
 def test_closing_leaves_nothing_behind() -> None:
     cage = Cage(CageSettings(ACT, workers=2, seconds=2.0, sealed=False))
-    pids = {ask(cage, "pid")[0].result, ask(cage, "nursery")[0].result}
+    pids = {ask(cage, "pid")[0].result, ask(cage, "fork server")[0].result}
     waiting = cage.submit({"args": [act], "kwargs": {}} for act in ["hang"] * 4)
     handles = [os.pidfd_open(pid) for pid in pids]
     cage.close()
@@ -173,13 +173,13 @@ def test_workers_end_when_their_user_is_killed() -> None:
         "verifier = MathVerifier()\nverifier.verify(*RIGHT)\n"
         "child = os.fork()\n"  # holds a copy of every socket, and outlives its parent
         "if child == 0: signal.pause()\n"
-        "cage = verifier._state._cage\nprint(child, cage._nursery._process.pid, flush=True)\nsignal.pause()\n"
+        "cage = verifier._state._cage\nprint(child, cage._forkserver._process.pid, flush=True)\nsignal.pause()\n"
     )
     with script(body) as process:
         assert process.stdout is not None
-        child, nursery = map(int, process.stdout.readline().split())
-        workers = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
-        handles = [os.pidfd_open(int(pid)) for pid in (nursery, *workers)]
+        child, server = map(int, process.stdout.readline().split())
+        workers = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        handles = [os.pidfd_open(int(pid)) for pid in (server, *workers)]
         assert workers
         process.kill()
         try:
@@ -208,10 +208,10 @@ def test_forked_and_spawned_processes_have_their_own_workers() -> None:
 def test_ctrl_c_in_the_group_does_not_reach_the_workers() -> None:
     body = (
         "seen = threading.Event()\nsignal.signal(signal.SIGINT, lambda *_: seen.set())\n"
-        "verifier = MathVerifier()\nverifier.verify(*RIGHT)\npid = verifier._state._cage._nursery._process.pid\n"
+        "verifier = MathVerifier()\nverifier.verify(*RIGHT)\npid = verifier._state._cage._forkserver._process.pid\n"
         "os.killpg(0, signal.SIGINT)\nassert seen.wait(30)\n"
         "assert verifier.verify(r'\\boxed{(x+2)^2}', 'x^2+4x+4').right\n"
-        "assert verifier._state._cage._nursery._process.pid == pid\nverifier.close(); print('done')\n"
+        "assert verifier._state._cage._forkserver._process.pid == pid\nverifier.close(); print('done')\n"
     )
     with script(body) as process:
         assert process.communicate()[0] == "done\n"
@@ -222,8 +222,8 @@ def test_an_abandoned_verifier_takes_its_workers_along() -> None:
     assert verifier.verify(r"\boxed{(x+1)^2}", "x^2+2x+1").right
     cage = verifier._state._cage
     assert cage is not None
-    assert cage._nursery._process is not None
-    handle = os.pidfd_open(cage._nursery._process.pid)
+    assert cage._forkserver._process is not None
+    handle = os.pidfd_open(cage._forkserver._process.pid)
     del verifier, cage
     assert gone(handle)
 

@@ -19,7 +19,7 @@ from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.base import TaskError, Verdict
 from r3.tasks.datasets import Prompting
 from r3.tasks.solutions import SOLUTIONS
-from r3.verify.policy import boxed_answer
+from r3.verify.boxes import boxed_answer
 
 FULL_MARKS = 0.999
 REFUSAL = (ValueError, TypeError, AssertionError, IndexError)

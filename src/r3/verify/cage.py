@@ -20,14 +20,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from r3.verify import wire
+from r3.verify import messages
 from r3.verify.base import VerifierError
 
 _START_SECONDS = 120.0  # importing sympy on a busy machine, or a user's module
 _CHUNK = 8
 _WORN_OUT = 2_000  # cases after which a worker is replaced: sympy's caches only grow
 # The child gets the parent's import path, so that it finds the same r3 and the user's own modules.
-_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from r3.verify.nursery import main; main(int(sys.argv[1]))"
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from r3.verify.forkserver import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Cage:
     def __init__(self, settings: CageSettings) -> None:
         self.settings = settings
         self._tasks: queue.SimpleQueue[list[_Task] | None] = queue.SimpleQueue()
-        self._nursery = _Nursery(settings)
+        self._forkserver = _ForkServer(settings)
         self._closed = False
         self._keepers = [
             threading.Thread(target=self._keep, name=f"r3-verify-{i}", daemon=True) for i in range(settings.workers)
@@ -95,7 +95,7 @@ class Cage:
         self._closed = True
         for _ in self._keepers:
             self._tasks.put(None)
-        self._nursery.close()  # takes the workers along, so that no keeper waits for one
+        self._forkserver.close()  # takes the workers along, so that no keeper waits for one
         for keeper in self._keepers:
             if keeper is not threading.current_thread():
                 keeper.join()
@@ -109,7 +109,7 @@ class Cage:
         while (chunk := self._tasks.get()) is not None:
             try:
                 if worker is None:
-                    worker = self._nursery.fork()
+                    worker = self._forkserver.fork()
                 worker = self._run(worker, chunk)
             except (VerifierError, OSError) as error:
                 worker = None
@@ -124,9 +124,9 @@ class Cage:
         answered = 0
         started = time.monotonic()
         try:
-            wire.send(worker.channel, [task.case for task in chunk])
+            messages.send(worker.channel, [task.case for task in chunk])
             for task in chunk:
-                reply = wire.receive(worker.channel, started + self.settings.seconds)
+                reply = messages.receive(worker.channel, started + self.settings.seconds)
                 now = time.monotonic()
                 task.future.set_result(answer := Answer(**reply, seconds=now - started))
                 answered, started = answered + 1, now
@@ -138,7 +138,7 @@ class Cage:
             failed = "timeout"
         except (EOFError, OSError, ValueError):
             failed = "crashed"
-        self._nursery.reap(worker)
+        self._forkserver.reap(worker)
         left = list(chunk[answered:])
         if left and (failed == "timeout" or left[0].retried):
             left.pop(0).future.set_result(Answer(failed=failed, seconds=time.monotonic() - started))
@@ -153,12 +153,12 @@ class Cage:
 class _Worker:
     pid: int
     channel: socket.socket
-    nursery: int  # which nursery process it belongs to
+    generation: int  # of the fork server that it belongs to
     cases: int = 0  # judged so far
 
 
-class _Nursery:
-    """The parent's side of the nursery process: started on first use, and again if it dies."""
+class _ForkServer:
+    """The parent's side of the fork server process: started on first use, and again if it dies."""
 
     def __init__(self, settings: CageSettings) -> None:
         self._settings = settings
@@ -174,7 +174,7 @@ class _Nursery:
             with theirs, self._lock:
                 pid = self._ask_for(theirs)
                 generation = self._generation
-            wire.receive(ours, time.monotonic() + _START_SECONDS)
+            messages.receive(ours, time.monotonic() + _START_SECONDS)
         except VerifierError:
             ours.close()
             raise
@@ -187,14 +187,14 @@ class _Nursery:
         return _Worker(pid, ours, generation)
 
     def reap(self, worker: _Worker) -> None:
-        """End a worker. The nursery is its parent: only there can no other process have taken over its pid."""
+        """End a worker. The fork server is its parent: only there can no other process have taken over its pid."""
         worker.channel.close()
         with self._lock:
-            if self._control is None or worker.nursery != self._generation:
-                return  # it died with its nursery
+            if self._control is None or worker.generation != self._generation:
+                return  # it died with its fork server
             try:
                 self._control.sendall(str(worker.pid).encode())
-                wire.receive(self._control, time.monotonic() + _START_SECONDS)
+                messages.receive(self._control, time.monotonic() + _START_SECONDS)
             except (EOFError, OSError):
                 self._end()
 
@@ -204,11 +204,11 @@ class _Nursery:
             self._end()
 
     def _ask_for(self, theirs: socket.socket) -> int:
-        for _ in range(2):  # a nursery that died since is found out here, and started once more
+        for _ in range(2):  # a fork server that died since is found out here, and started once more
             try:
                 control = self._control or self._start()
                 socket.send_fds(control, [b"fork"], [theirs.fileno()])
-                return int(wire.receive(control, time.monotonic() + _START_SECONDS))
+                return int(messages.receive(control, time.monotonic() + _START_SECONDS))
             except (EOFError, OSError):
                 self._end()
         raise VerifierError(
@@ -230,7 +230,7 @@ class _Nursery:
         theirs.close()
         self._control, self._generation = ours, self._generation + 1
         s = self._settings
-        wire.send(
+        messages.send(
             ours,
             {
                 "target": s.target,
@@ -240,7 +240,7 @@ class _Nursery:
                 "warm_up": list(s.warm_up),
             },
         )
-        wire.receive(ours, time.monotonic() + _START_SECONDS)
+        messages.receive(ours, time.monotonic() + _START_SECONDS)
         return ours
 
     def _end(self) -> None:

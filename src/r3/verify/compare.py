@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from r3.verify.numbers import read_number, rounds_to
-from r3.verify.shapes import Chain, Items, Leaf, Matrix, is_name, renamed
+from r3.verify.outline import Chain, Items, Leaf, Matrix, is_name, renamed
 
 Any3 = bool | None
 AnyShape: TypeAlias = Leaf | Items | Chain | Matrix

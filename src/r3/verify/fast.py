@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from r3.verify.canonical import canonical
 from r3.verify.compare import AnyShape, compare
-from r3.verify.normal import canonical
 from r3.verify.numbers import Number, read_number, same_number
-from r3.verify.shapes import Leaf, shape
+from r3.verify.outline import Leaf, shape
 from r3.verify.units import conflict
 
 _WORDS = re.compile(r"(?:\\text\{(?P<text>[^{}\\]*[^\W\d_][^{}\\]*)\}|(?P<bare>[^\W\d_]+))", re.ASCII)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from r3.verify.base import Case, Verdict, VerifierError
 from r3.verify.cage import Answer, Cage, CageSettings
-from r3.verify.nursery import target
+from r3.verify.forkserver import target
 
 
 class FunctionVerifier:

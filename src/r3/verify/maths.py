@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from r3.verify import fast, policy
+from r3.verify import boxes, fast
 from r3.verify.base import Case, Verdict
 from r3.verify.cage import Answer, Cage, CageSettings
 
@@ -173,11 +173,11 @@ def _at_once(case: Case, state: _State) -> Verdict | tuple[str, str]:
 
     if case.truncated:
         return verdict(False, "truncated")
-    extract = policy.boxed_answer(case.completion)
-    if reason := extract.reason or policy.refusal(extract.answer):
+    extract = boxes.boxed_answer(case.completion)
+    if reason := extract.reason or boxes.refusal(extract.answer):
         return verdict(False, reason)
-    gold = policy.bare_gold(case.gold)
-    if not gold or len(gold) > policy.LONGEST_GOLD or policy.refusal(gold):
+    gold = boxes.bare_gold(case.gold)
+    if not gold or len(gold) > boxes.LONGEST_GOLD or boxes.refusal(gold):
         return verdict(False, "bad gold")
     right = fast.decide(gold, extract.answer)
     if right is not None:

@@ -30,7 +30,7 @@ from sympy.parsing import sympy_parser
 from r3.verify import fast
 from r3.verify.compare import AnyShape, compare
 from r3.verify.numbers import ROUNDED_GOLD_DIGITS, Number, read_number, same_number
-from r3.verify.shapes import Chain, Items, Leaf, Matrix
+from r3.verify.outline import Chain, Items, Leaf, Matrix
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit: the cage is one
 _SPELLING = NormalizationConfig(

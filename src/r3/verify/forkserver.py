@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from r3.verify import wire
+from r3.verify import messages
 
 _PARENT_CHECK_SECONDS = 1.0  # a forked sibling may hold a copy of the control socket: then only this tells
 _OPEN_FILES = 64
@@ -33,12 +33,12 @@ def main(control_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
-    settings = wire.receive(control)
+    settings = messages.receive(control)
     if settings["preload"]:
         target(settings["target"])
         for case in settings["warm_up"]:
             _answer(target(settings["target"]), case)
-    wire.send(control, "ready")
+    messages.send(control, "ready")
     while True:
         readable, _, _ = select.select([control], [], [], _PARENT_CHECK_SECONDS)
         if os.getppid() != parent:
@@ -53,13 +53,13 @@ def _serve(control: socket.socket, settings: dict[str, Any]) -> bool:
     if not data:
         return False
     if not fds:
-        wire.send(control, _reap(int(data)))
+        messages.send(control, _reap(int(data)))
         return True
     pid = os.fork()
     if pid == 0:
         _work(control, fds[0], settings)
     os.close(fds[0])
-    wire.send(control, pid)
+    messages.send(control, pid)
     return True
 
 
@@ -78,10 +78,10 @@ def _work(control: socket.socket, fd: int, settings: dict[str, Any]) -> NoReturn
         channel = socket.socket(fileno=fd)
         _limit(settings["memory_mb"], sealed=settings["sealed"])
         function = target(settings["target"])
-        wire.send(channel, "ready")
+        messages.send(channel, "ready")
         while True:
-            for case in wire.receive(channel):
-                wire.send(channel, _answer(function, case))
+            for case in messages.receive(channel):
+                messages.send(channel, _answer(function, case))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0
     finally:
@@ -91,10 +91,10 @@ def _work(control: socket.socket, fd: int, settings: dict[str, Any]) -> NoReturn
 def _die_with_parent() -> None:
     """A hung worker reads no channel, so it would not notice. Linux only: elsewhere the channel's end must do."""
     if sys.platform == "linux":
-        nursery = os.getppid()
+        forkserver = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != nursery:
-            raise EOFError("the nursery died before the line above")
+        if os.getppid() != forkserver:
+            raise EOFError("the fork server died before the line above")
 
 
 def _answer(function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any]:
