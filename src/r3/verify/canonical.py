@@ -36,6 +36,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)" + r"(?=[^A-Za-z]|\\)\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|noindent|tiny|scriptsize|footnotesize|small|"
          r"normalsize|[lL]arge|LARGE|[hH]uge|bf|it|rm|bfseries|itshape|mathstrut|strut)" + _END, " "),
+        (r"\\hspace\*?\s*\{[^{}]*\}", " "),
+        (r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
+        (r"^\s*(?:=(?!=)|\\approx" + _END + r"|≈)", ""),  # nothing stands before it
         (r"\\color\s*\{[A-Za-z]+\}", " "),
         (r"\\textcolor\s*\{[A-Za-z]+\}\s*\{", r"\\text{"),
         (r"(?<!\\)\\(?:[,;:> ]|quad" + _END + r"|qquad" + _END + r")|~", " "),
@@ -92,6 +95,8 @@ _MARKDOWN = re.compile(
     r"\s*(?:\*\*(?P<bold>[^*]+)\*\*|__(?P<strong>[^_]+)__|`+(?P<code>[^`]+)`+|\*(?P<em>[^*]+)\*)\s*[.]?\s*"
 )
 _TEXT = re.compile(r"\\text\{")
+# What makes the contents of \\text{} words: two letters together, a ratio of units, a lone letter (also in brackets).
+_WORDS = re.compile(r"[A-Za-z]\s*[A-Za-z]|^\s*[A-Za-z]+(?:/[A-Za-z]+)+\s*$|^\s*\(?[A-Za-z]\)?\s*$")
 _COUNTED = re.compile(r"\s*([+-]?\d[\d.,/]*)\s+([A-Za-z][A-Za-z\s.'-]*)", re.ASCII)
 # Thousands set apart by spaces or, in Switzerland, by apostrophes.
 _GROUPED = re.compile(
@@ -99,10 +104,10 @@ _GROUPED = re.compile(
 )
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d+)\s*\\ldots ?(?![\d.])", re.ASCII)
 _PERIOD = re.compile(r"(\d*?)(?:(\d)\2{2,}|(\d{2,}?)\3+)", re.ASCII)
-_INTERVAL = re.compile(
-    r"(?<![A-Za-z])([\[\]])([^\[\](),;]+[,;][^\[\](),;]+)([\[\]])|(?<![A-Za-z])(\])([^\[\](),;]+[,;][^\[\](),;]+)\)|"
-    r"\(([^\[\](),;]+[,;][^\[\](),;]+)(\[)"
-)
+_INSIDE = r"([^\[\](),;]+[,;][^\[\](),;]+)"
+_START = r"(?:(?<![A-Za-z0-9})])|(?<=\\cup)|(?<=\\cap)|(?<=\\in)|(?<=\\setminus))"
+_INTERVAL = re.compile(rf"{_START}(?P<open>[\[\](]){_INSIDE}(?P<close>[\])\[])")
+_SET = re.compile(r"\\\{([a-z])(?:\\in\\mathbb\{R\})?(?::|\\mid(?![A-Za-z])|\|)([^{}:|,;]*)\\\}")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(?:(\d)|\{((?:[^{}]|\{[^{}]*\})*)\})\s*(?:(\d)|\{((?:[^{}]|\{[^{}]*\})*)\})")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(?:(\d(?!\d)|[A-Za-z])|\(([^()]*)\))")
 _SHORT_POWER = re.compile(r"([\^_])\s*\{\s*([0-9A-Za-z])\s*\}")
@@ -130,8 +135,9 @@ def canonical(text: str) -> str:
     text = _SHORT_POWER.sub(r"\1\2 ", text)
     text = _SPACE.sub(lambda m: f"{m[1]} " if m[1] else (" " if _separates(m) else ""), text)
     text = re.sub(r",+", ",", text)
-    text = _INTERVAL.sub(_with_round_brackets, text)
-    return _closed_edges(text)
+    text = _closed_edges(_INTERVAL.sub(_with_round_brackets, text))
+    set_builder = _SET.fullmatch(text)
+    return _condition(set_builder) if set_builder else text
 
 
 def _without_fonts(text: str) -> str:
@@ -154,14 +160,9 @@ def _unwrapped(contents: str, after: str) -> str:
         return rf"\{contents.strip()} "
     if counted := _COUNTED.fullmatch(contents):  # \text{5 apples}
         return rf"{counted[1]}\text{{ {counted[2]}}}"
-    bare = re.sub(r"\\[A-Za-z]+", "", contents)
-    if (
-        re.search(r"[A-Za-z]\s*[A-Za-z]", bare)
-        or re.fullmatch(r"\s*[A-Za-z]\s*|\s*\([A-Za-z]\)\s*", contents)
-        or not contents.isascii()
-    ):
+    if _WORDS.search(re.sub(r"\\[A-Za-z]+", "", contents)) or not contents.isascii():
         return rf"\text{{{contents}}}"
-    return f"{{{contents}}}" if after in ("^", "_") and after else contents
+    return f"{{{contents}}}" if after in ("^", "_") else contents
 
 
 def _closing(text: str, start: int) -> int | None:
@@ -184,11 +185,15 @@ def _repeating(match: re.Match[str]) -> str:
 
 def _with_round_brackets(match: re.Match[str]) -> str:
     """]0,1[ is (0,1)."""
-    if match[4]:
-        return f"({match[5]})"
-    if match[7]:
-        return f"({match[6]})"
-    return f"{'(' if match[1] == ']' else '['}{match[2]}{')' if match[3] == '[' else ']'}"
+    start = "(" if match["open"] == "]" else match["open"]
+    return f"{start}{match[2]}{')' if match['close'] == '[' else match['close']}"
+
+
+def _condition(match: re.Match[str]) -> str:
+    r"""\{x:x>0\} is x>0."""
+    name, condition = match[1], match[2]
+    related = re.search(r"[<>]|\\(?:leq|geq|neq)(?![A-Za-z])", condition)
+    return condition if related and name in condition else match[0]
 
 
 def _braced_fraction(match: re.Match[str]) -> str:

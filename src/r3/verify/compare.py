@@ -117,9 +117,15 @@ def _remark(gold: AnyShape, remark: AnyShape, judge: Judge) -> Any3:
 
 
 def is_near(exact: Fraction, written: Number) -> bool:
-    """Whether a decimal is off by less than one unit of its last digit (rounded, or cut off), or by less than 1 %."""
+    """Whether a decimal is the value rounded or cut off at its last digit, or off by less than 1 %."""
     error = abs(exact - written.value)
-    return error < Fraction(10) ** -(written.decimals or 0) or error <= _REMARK_TOLERANCE * abs(exact)
+    if error <= _REMARK_TOLERANCE * abs(exact):
+        return True
+    if written.decimals is None and written.value.denominator != 1:
+        return False  # a fraction has no last digit
+    unit = Fraction(10) ** -(written.decimals or 0)
+    cut_off = written.value * exact >= 0 and abs(written.value) <= abs(exact)
+    return 2 * error <= unit or (cut_off and error < unit)
 
 
 def every(values: Iterable[Any3]) -> Any3:

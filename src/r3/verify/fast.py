@@ -20,7 +20,7 @@ from r3.verify.units import conflict
 _WORDS = re.compile(r"(?:\\text\{(?P<text>[^{}\\]*[^\W\d_][^{}\\]*)\}|(?P<bare>[^\W\d_]+))", re.ASCII)
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _BASED = re.compile(r"\(?\d[0-9A-Z]*\)?_(?:\w|\{\w+\}|\\text\{\w+\}|\{\\text\{\w+\}\})\s*", re.ASCII)
-_CHOSEN = re.compile(r"(?:\\text\{\s*)?\(([A-Z])\)\s*\}?(?P<value>[^A-Z()]+)")  # (C) 5
+_CHOSEN = re.compile(r"(?:\\text\{\s*)?\(?([A-Z])(?:\)\s*\}?|\.\}?|:\}?)(?P<value>[^A-Z()]+)")  # (C) 5
 _TIME = re.compile(r"\d{1,2}:\d\d", re.ASCII)
 _cached_shape = lru_cache(maxsize=4096)(lambda text: shape(canonical(text)))
 _cached_number = lru_cache(maxsize=8192)(read_number)

@@ -43,7 +43,7 @@ LARGEST_BITS = 200_000  # of an exact number; 2006! has 19,000
 # What the parser would guess at, or drop without a word: primes, transposes, bases, dots, roots of several bare digits.
 _UNREADABLE = re.compile(
     r"[^\x20-\x7e]|\d \d|\\text|\\input|\\include|\\def|\\degree|%"
-    r"|'|\^T(?![A-Za-z])|\d\)?_|\\ldots|\\sqrt\d\d|\\pm|\\mp|\?"
+    r"|['\"]|!!|\^T(?![A-Za-z])|\d\)?_|\\ldots|\\sqrt\d\d|\\pm|\\mp|\?"
 )
 
 

@@ -56,6 +56,9 @@ degree deg
 radian rad
 mile/hour mph
 km/hour kph kmh kmph
+way
+person people
+student
 unit
 square sq
 cubic cu
@@ -72,7 +75,7 @@ _SCALES |= {f"{word}s": scale for word, scale in _SCALES.items()}
 _ARITHMETIC_WORDS = """
 half halves halved third thirds quarter quarters fourth fourths double doubled triple tripled twice thrice squared cubed
 power factorial inverse reciprocal opposite times plus minus negative root mod modulo base percent percentage permille
-basis ppm ppb grand gross score scores tens kilo mega giga tera milli micro nano mil mln mio bil bln binary octal
+basis ppm ppb grand gross score scores tens kilo mega giga mille tera milli micro nano mil mln mio bil bln binary octal
 hexadecimal hex
 """
 _ARITHMETIC = set(_ARITHMETIC_WORDS.split()) | set(_SCALES)
@@ -88,7 +91,7 @@ roughly nearly almost between beyond under over above below more less fewer grea
 minimum maximum positive divided multiplied powers absolute conjugate complement transpose pair pairs couple couples
 several many few zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
 seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety infinite infinity repeating recurring
-repeated and xor then else also this that these those was are were will would should could can cannot may might must
+repeated and per xor then else also this that these those was are were will would should could can cannot may might must
 have has had did does
 """
 _CHANGING = set(_CHANGING_WORDS.split())
@@ -179,7 +182,7 @@ def _says_another_value(unit: str) -> bool:
     return any(word in _ARITHMETIC or _ARITHMETIC_ENDING.fullmatch(word) for word in re.split(r"\W+", unit))
 
 
-_UNIT_NAMES = {part for name in _ALIASES.values() for part in name.split("/")} | {"c", "f"}
+_UNIT_NAMES = {part for name in _ALIASES.values() for part in name.split("/")} | {"C", "F", "c", "f"}
 
 
 def _named(words: str) -> str:
