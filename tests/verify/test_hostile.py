@@ -44,7 +44,7 @@ HOSTILE = {
     "zero width": "5\u200b1",
     "right to left": "\u202e5",
     "unicode digits": "٥",
-    "mathematical digits": "𝟓",
+    "circled digits": "⑤",
     "homoglyph": "х=6",
     "superscript": "5²",
     "emoji": "5️⃣",
@@ -99,6 +99,8 @@ def test_whole_outputs(verifier: MathVerifier) -> None:
     assert verifier.verify(r"\boxed " * 20_000, "5").reason == "no box"
     assert verifier.verify(r"\boxed{" * 100_000, "5").reason == "unclosed box"
     assert verifier.verify(r"\boxed{" + "{" * 100_000, "5").reason == "too long"
+    assert verifier.verify(r"\boxed " * 100_000 + r"\boxed{5}", "5").right
+    assert verifier.verify(r"\boxed{" * 5_000 + "5" + "}" * 5_000, "5").right
     assert verifier.verify(r"\boxed{" * 20 + "5" + "}" * 20, "5").right
     assert verifier.verify("</think>" * 100_000 + r"\boxed{5}", "5").right
     assert verifier.verify("x" * 10_000_000, "5").reason == "no box"

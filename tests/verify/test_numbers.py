@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r3.verify import fast
-from r3.verify.normal import canonical
+from r3.verify.boxes import boxed_answer
+from r3.verify.canonical import canonical
 from r3.verify.numbers import read_number
-from r3.verify.policy import boxed_answer
 
 fractions = st.fractions(max_denominator=10**6)
 

@@ -33,7 +33,7 @@ from r3.run.errors import write_failed
 from r3.run.files import write_atomically
 from r3.run.lock import lock_run
 from r3.samples import IntArray, Query
-from r3.verify.policy import boxed_answer
+from r3.verify.boxes import boxed_answer
 
 Judge = Callable[[Query, str, bool], tuple[bool, str]]
 """(query, completion, truncated) → right or wrong, and why. Called from several threads at once."""

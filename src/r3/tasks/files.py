@@ -10,7 +10,7 @@ from r3.samples import Query
 from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_hub, load_set, select
 from r3.tasks.settings import FileSettings
 from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
-from r3.verify.policy import boxed_answer
+from r3.verify.boxes import boxed_answer
 
 HUB = "hf:"
 

@@ -20,7 +20,7 @@ from r3.tasks.base import Verdict
 from r3.tasks.datasets import Prompting
 from r3.tasks.settings import ReasoningGymSettings
 from r3.tasks.solutions import SOLUTIONS
-from r3.verify.policy import boxed_answer
+from r3.verify.boxes import boxed_answer
 
 FULL_MARKS = 0.999
 REFUSAL = (ValueError, TypeError, AssertionError, IndexError)

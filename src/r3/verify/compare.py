@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from r3.verify.numbers import read_number, rounds_to
-from r3.verify.shapes import Chain, Items, Leaf, Matrix, is_name, renamed
+from r3.verify.numbers import Number, read_number
+from r3.verify.outline import Chain, Items, Leaf, Matrix, is_name, renamed
 
 Any3 = bool | None
 AnyShape: TypeAlias = Leaf | Items | Chain | Matrix
-# Judges two leaves; and two texts of other outlines (an inequality against an interval).
-Judge: TypeAlias = Callable[[AnyShape, AnyShape], Any3]
+
+
+class Judge(NamedTuple):
+    """How single values compare."""
+
+    same: Callable[[AnyShape, AnyShape], Any3]  # two leaves; and two other outlines (an inequality, an interval)
+    near: Callable[[AnyShape, Number], Any3]  # an exact value and the decimal written after ≈
+
 
 _REMARK_TOLERANCE = Fraction(1, 100)
 _UNORDERED = {"", "{}"}
@@ -30,7 +36,7 @@ def compare(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
     if isinstance(gold, Chain) or isinstance(answer, Chain):
         return _chains(gold, answer, judge)
     if isinstance(gold, Leaf) and isinstance(answer, Leaf):
-        return judge(gold, answer)
+        return judge.same(gold, answer)
     if isinstance(gold, Matrix) and isinstance(answer, Matrix):
         if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
             return False
@@ -40,8 +46,8 @@ def compare(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
     for several, other in ((gold, answer), (answer, gold)):
         if isinstance(several, Items) and several.brackets in _UNORDERED and isinstance(other, Leaf | Matrix):
             pairs = ((item, other) if several is gold else (other, item) for item in several.items)
-            return every(compare(g, a, judge) for g, a in pairs) if several.items else judge(gold, answer)
-    return judge(gold, answer)
+            return every(compare(g, a, judge) for g, a in pairs) if several.items else judge.same(gold, answer)
+    return judge.same(gold, answer)
 
 
 def _complete(gold: AnyShape) -> bool:
@@ -54,9 +60,9 @@ def _items(gold: Items, answer: Items, judge: Judge) -> Any3:
     if brackets <= _UNORDERED:
         return _unordered(gold.items, answer.items, judge)
     if brackets == {"∪"}:
-        return _unordered(gold.items, answer.items, judge) or judge(gold, answer)
+        return _unordered(gold.items, answer.items, judge) or judge.same(gold, answer)
     if "∪" in brackets:
-        return judge(gold, answer)
+        return judge.same(gold, answer)
     if brackets == {"", "()"} or len(brackets) == 1:
         if gold.names and sorted(gold.names) == sorted(answer.names):
             answer = renamed(answer, gold.names)
@@ -85,34 +91,41 @@ def _chains(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
         if gold.subject and gold.subject == answer.subject:
             return compare(_last(gold), Chain(answer.text, "", answer.parts, answer.remarks), judge)
         if not gold.subject or not answer.subject or not is_name(gold.subject):
-            return judge(gold, answer)  # two equations
+            return judge.same(gold, answer)  # two equations
         if read_number(_last(gold).text) and read_number(_last(answer).text):
             return False  # y=5 is not x=5
-        return judge(gold, answer)
+        return judge.same(gold, answer)
     if isinstance(gold, Chain):
         return compare(_last(gold), answer, judge) if gold.subject and is_name(gold.subject) else False
     assert isinstance(answer, Chain)
     if isinstance(gold, Items) and answer.subject and len(answer.parts) == 1:
         return compare(gold, answer.parts[0], judge)
     # Every part of a chain must hold: 7 = 5 is no way to write 5.
-    return every([*(compare(gold, part, judge) for part in answer.parts), *(_remark(gold, r) for r in answer.remarks)])
+    return every(
+        [*(compare(gold, part, judge) for part in answer.parts), *(_remark(gold, r, judge) for r in answer.remarks)]
+    )
 
 
 def _last(gold: Chain) -> AnyShape:
     return gold.parts[-1]
 
 
-def _remark(gold: AnyShape, remark: AnyShape) -> Any3:
-    """What follows ≈ is a remark on an exact answer: it must be near, it need not be well rounded."""
-    near = read_number(remark.text)
-    exact = read_number(gold.text)
-    if near is None:
-        return False
-    if exact is None:
-        return True  # the exact part before it is judged in full
-    if near.decimals is not None and rounds_to(exact.value, near):
+def _remark(gold: AnyShape, remark: AnyShape, judge: Judge) -> Any3:
+    """What follows ≈ is a remark on an exact answer: it must be true to the digits that it shows."""
+    written = read_number(remark.text)
+    return False if written is None else judge.near(gold, written)
+
+
+def is_near(exact: Fraction, written: Number) -> bool:
+    """Whether a decimal is the value rounded or cut off at its last digit, or off by less than 1 %."""
+    error = abs(exact - written.value)
+    if error <= _REMARK_TOLERANCE * abs(exact):
         return True
-    return abs(near.value - exact.value) <= _REMARK_TOLERANCE * abs(exact.value)
+    if written.decimals is None and written.value.denominator != 1:
+        return False  # a fraction has no last digit
+    unit = Fraction(10) ** -(written.decimals or 0)
+    cut_off = written.value * exact >= 0 and abs(written.value) <= abs(exact)
+    return 2 * error <= unit or (cut_off and error < unit)
 
 
 def every(values: Iterable[Any3]) -> Any3:

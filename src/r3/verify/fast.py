@@ -11,15 +11,16 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from r3.verify.compare import AnyShape, compare
-from r3.verify.normal import canonical
+from r3.verify.canonical import canonical
+from r3.verify.compare import AnyShape, Judge, compare, is_near
 from r3.verify.numbers import Number, read_number, same_number
-from r3.verify.shapes import Leaf, shape
+from r3.verify.outline import Leaf, shape
 from r3.verify.units import conflict
 
 _WORDS = re.compile(r"(?:\\text\{(?P<text>[^{}\\]*[^\W\d_][^{}\\]*)\}|(?P<bare>[^\W\d_]+))", re.ASCII)
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
-_BASED = re.compile(r"(?P<digits>\d+)_\{?(?P<base>\d+)\}?", re.ASCII)
+_BASED = re.compile(r"\(?\d[0-9A-Z]*\)?_(?:\w|\{\w+\}|\\text\{\w+\}|\{\\text\{\w+\}\})\s*", re.ASCII)
+_CHOSEN = re.compile(r"(?:\\text\{\s*)?\(?([A-Z])(?:\)\s*\}?|\.\}?|:\}?)(?P<value>[^A-Z()]+)")  # (C) 5
 _TIME = re.compile(r"\d{1,2}:\d\d", re.ASCII)
 _cached_shape = lru_cache(maxsize=4096)(lambda text: shape(canonical(text)))
 _cached_number = lru_cache(maxsize=8192)(read_number)
@@ -32,7 +33,7 @@ def outline(text: str) -> AnyShape:
 
 def decide(gold: str, answer: str) -> bool | None:
     """Whether the answer is the gold, if text and exact numbers can tell."""
-    return compare(outline(gold), outline(answer), judge)
+    return compare(outline(gold), outline(answer), _JUDGE)
 
 
 def judge(gold: AnyShape, answer: AnyShape) -> bool | None:
@@ -48,11 +49,21 @@ def judge(gold: AnyShape, answer: AnyShape) -> bool | None:
     one, other = _cached_number(gold.text), _cached_number(answer.text)
     if one and other:
         return same_number(one, other)
+    if (choice := _CHOICE.fullmatch(gold.text)) and (chosen := _CHOSEN.fullmatch(answer.text)):
+        return choice[1] == chosen[1]
     if _words(gold.text) is not None or _words(answer.text) is not None:
         return _words(gold.text, shortest=2) == _words(answer.text, shortest=2)
     if _literal(gold.text) or _literal(answer.text):
         return False  # numerals in a base, times: only the same text is the same
     return True if _terms(gold.text) == _terms(answer.text) else None
+
+
+def near(gold: AnyShape, written: Number) -> bool | None:
+    exact = _number(gold)
+    return is_near(exact.value, written) if exact else None
+
+
+_JUDGE = Judge(judge, near)
 
 
 def _number(value: AnyShape) -> Number | None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from r3.verify.base import Case, Verdict, VerifierError
 from r3.verify.cage import Answer, Cage, CageSettings
-from r3.verify.nursery import target
+from r3.verify.forkserver import target
 
 
 class FunctionVerifier:
@@ -131,7 +131,9 @@ class FunctionVerifier:
             return Verdict(False, answer.failed, answer.seconds)
         try:
             value = float(answer.result)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
+            if self.caged:  # what runs in the cage may be anything; it must not end the run
+                return Verdict(False, "error", answer.seconds)
             raise VerifierError(
                 f"{self.dotted} gave {type(answer.result).__name__}; it must give a float or a bool"
             ) from error

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from r3.verify import fast, policy
+from r3.verify import boxes, fast
 from r3.verify.base import Case, Verdict
 from r3.verify.cage import Answer, Cage, CageSettings
 
@@ -26,7 +26,13 @@ _WARM_UP = (
     (r"\frac{1}{2004!}", r"\frac{1}{2006!}"), (r"\frac{\sqrt{a+b}}{x_1}", r"\sqrt{a+b}/x_1"), (r"|x|", r"\sqrt{x^2}"),
 )  # fmt: skip
 _TARGET = "r3.verify.symbolic.decide"
-_PASSING = {"timeout", "memory", "crashed", "error"}  # may come out otherwise on a quieter machine: not remembered
+_PASSING = {
+    "timeout",
+    "memory",
+    "processes",
+    "crashed",
+    "error",
+}  # may come out otherwise on a quieter machine: not remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +179,11 @@ def _at_once(case: Case, state: _State) -> Verdict | tuple[str, str]:
 
     if case.truncated:
         return verdict(False, "truncated")
-    extract = policy.boxed_answer(case.completion)
-    if reason := extract.reason or policy.refusal(extract.answer):
+    extract = boxes.boxed_answer(case.completion)
+    if reason := extract.reason or boxes.refusal(extract.answer):
         return verdict(False, reason)
-    gold = policy.bare_gold(case.gold)
-    if not gold or len(gold) > policy.LONGEST_GOLD or policy.refusal(gold):
+    gold = boxes.bare_gold(case.gold)
+    if not gold or len(gold) > boxes.LONGEST_GOLD or boxes.refusal(gold):
         return verdict(False, "bad gold")
     right = fast.decide(gold, extract.answer)
     if right is not None:
@@ -188,5 +194,7 @@ def _at_once(case: Case, state: _State) -> Verdict | tuple[str, str]:
 def _from_worker(answer: Answer) -> Verdict:
     if answer.failed:
         return Verdict(False, answer.failed, answer.seconds)
-    right, reason = answer.result
-    return Verdict(right is True, str(reason), answer.seconds)
+    match answer.result:
+        case [bool(right), str(reason)]:
+            return Verdict(right, reason, answer.seconds)
+    return Verdict(False, "error", answer.seconds)

@@ -18,7 +18,7 @@ ROUNDED_GOLD_DIGITS = 3
 # A decimal stands for an exact gold that it does not equal only when it is that gold to (nearly) machine precision.
 MACHINE_DIGITS = 10
 
-_PLAIN = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+|\d+\."
+_PLAIN = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+|\d+\."
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)(?:
         (?P<whole>\d+)?\ ?\\frac\{{(?P<top>-?(?:{_PLAIN}))\}}\{{(?P<bottom>-?(?:{_PLAIN}))\}}

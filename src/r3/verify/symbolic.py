@@ -28,9 +28,9 @@ from math_verify.grader import is_relation, should_treat_as_complex, sympy_symbo
 from sympy.parsing import sympy_parser
 
 from r3.verify import fast
-from r3.verify.compare import AnyShape, compare
+from r3.verify.compare import AnyShape, Judge, compare, is_near
 from r3.verify.numbers import ROUNDED_GOLD_DIGITS, Number, read_number, same_number
-from r3.verify.shapes import Chain, Items, Leaf, Matrix
+from r3.verify.outline import Chain, Items, Leaf, Matrix
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit: the cage is one
 _SPELLING = NormalizationConfig(
@@ -40,7 +40,11 @@ _READING = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbol
 _DIGITS = 40  # of agreement asked at each trial point
 _POINTS = ("137/53", "311/97", "449/71")  # where functions are compared; positive, so that roots stay on one branch
 LARGEST_BITS = 200_000  # of an exact number; 2006! has 19,000
-_UNREADABLE = re.compile(r"[^\x20-\x7e]|\d \d|\\text|\\input|\\include|\\def|\\degree|%")
+# What the parser would guess at, or drop without a word: primes, transposes, bases, dots, roots of several bare digits.
+_UNREADABLE = re.compile(
+    r"[^\x20-\x7e]|\d \d|\\text|\\input|\\include|\\def|\\degree|%"
+    r"|['\"]|!!|\^T(?![A-Za-z])|\d\)?_|\\ldots|\\sqrt\d\d|\\pm|\\mp|\?"
+)
 
 
 _LITERAL = re.compile(
@@ -60,7 +64,7 @@ def decide(gold: str, answer: str) -> tuple[bool, str]:
     """Right or wrong, and why; for what the fast path could not tell."""
     sympy_parser.eval_expr = _literal  # in this worker; whoever else imports this module keeps sympy as it is
     try:
-        right = compare(fast.outline(gold), fast.outline(answer), judge)
+        right = compare(fast.outline(gold), fast.outline(answer), _JUDGE)
     except Unreadable:
         return False, "unreadable"
     except TooLarge:
@@ -90,11 +94,32 @@ def judge(gold: AnyShape, answer: AnyShape) -> bool | None:
     if not leaves and (isinstance(gold, Matrix) or isinstance(answer, Matrix) or not _sets_or_relations(gold, answer)):
         return False
     one, other = parsed(gold.text), parsed(answer.text)
+    if _is_statement(one) != _is_statement(other):
+        return False  # 1>2 is no way to write the empty set
     if leaves and _is_value(one) and _is_value(other):
         return _same_value(one, other, read_number(gold.text), read_number(answer.text))
     if is_relation(one) and is_relation(other):
         return _same_relation(_exact(one), _exact(other))
     return _graded(one, other)
+
+
+def _is_statement(tree: Any) -> bool:
+    """Whether a relation is about no unknown: 1>2 is true or false, and describes no set."""
+    return isinstance(tree, sympy.logic.boolalg.Boolean) and not tree.free_symbols
+
+
+def near(gold: AnyShape, written: Number) -> bool | None:
+    """Whether the decimal after ≈ is true of the gold."""
+    known = fast.near(gold, written)
+    if known is not None or not isinstance(gold, Leaf):
+        return known
+    value = _exact(parsed(gold.text))
+    if not _is_value(value) or value.free_symbols or not value.is_real:
+        return False
+    return is_near(_fraction(sympy.Rational(str(sympy.N(value, written.digits + 25)))), written)
+
+
+_JUDGE = Judge(judge, near)
 
 
 def _same_relation(gold: Any, answer: Any) -> bool:
@@ -133,9 +158,10 @@ _RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq|cup|cap|setminus|in|mathbb)(?![A-
 @lru_cache(maxsize=512)
 def parsed(text: str) -> Any:
     """A canonical text as sympy reads it, unevaluated; Unreadable if the parser has to guess."""
+    text = _respelled(text)
     if _UNREADABLE.search(text):
         raise Unreadable(text)
-    latex = normalize_latex(_respelled(text), _SPELLING)
+    latex = normalize_latex(text, _SPELLING)
     try:
         tree = latex2sympy(
             latex,
@@ -151,7 +177,7 @@ def parsed(text: str) -> Any:
     if isinstance(tree, sympy.Basic) and tree.has(sympy.nan, sympy.zoo):
         raise Unreadable(text)
     _refuse_giants(tree)
-    return _with_imaginary_unit(tree)
+    return _with_real_roots(_with_imaginary_unit(tree)) if r"\sqrt[" in text else _with_imaginary_unit(tree)
 
 
 def _with_imaginary_unit(tree: Any) -> Any:
@@ -161,12 +187,30 @@ def _with_imaginary_unit(tree: Any) -> Any:
     return tree.xreplace({s: sympy.I for s in tree.free_symbols if s.name == "i"})
 
 
-_MOD = re.compile(r"(\d+)\\mod\s*(\d+)")
+def _with_real_roots(tree: Any) -> Any:
+    """The odd root of a negative number is the real one, as it is where roots are written with a sign."""
+    if not _is_value(tree):
+        return tree
+    roots = [
+        power
+        for power in tree.atoms(sympy.Pow)
+        if power.base.is_negative and power.exp.is_Rational and power.exp.p == 1 and power.exp.q % 2
+    ]
+    return tree.xreplace({power: -sympy.Pow(-power.base, power.exp) for power in roots})
+
+
+_MOD = re.compile(r"(?<![\d^])(\d+)\\mod\s*(\d+)")
+_LOGARITHM = re.compile(r"\\log_(\w|\{\w+\})\s*(\d+(?:\.\d+)?)")
+_CIS = re.compile(r"\\cis\s*(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\}|(\\?[a-z0-9]+))")
+_CONJUGATE = re.compile(r"\\(?:overline|bar)\{([^{}]*(?<![A-Za-z])i(?![A-Za-z])[^{}]*)\}")
 
 
 def _respelled(text: str) -> str:
     """Spellings that math-verify's parser does not know."""
-    return _MOD.sub(lambda m: str(int(m[1]) % int(m[2])) if int(m[2]) else m[0], text)
+    text = _MOD.sub(lambda m: str(int(m[1]) % int(m[2])) if int(m[2]) else m[0], text)
+    text = _LOGARITHM.sub(r"\\log_{\1}{\2}", text)
+    text = _CIS.sub(lambda m: f"e^{{i({m[1] or m[2] or m[3]})}}", text)
+    return _CONJUGATE.sub(lambda m: "(" + re.sub(r"(?<![A-Za-z\\])i(?![A-Za-z])", "(-i)", m[1]) + ")", text)
 
 
 def _is_value(tree: Any) -> bool:

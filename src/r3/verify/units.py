@@ -1,19 +1,23 @@
 r"""Units: found, named in one way, and set apart from the value.
 
 A unit is a known word after a number, or any \text{…} after a value. Bare single letters (5 m) count only after a space
-and at the end: elsewhere they are variables.
+and at the end: elsewhere they are variables. Words that scale (million, dozen) are multiplied into the value.
 
 >>> split_unit(r"15\text{square centimeters}"), split_unit(r"90\degree"), split_unit(r"\text{Even}")
 (('15', 'cm^2'), ('90', 'degree'), ('\\text{Even}', ''))
->>> split_unit(r"3\text{m}/\text{s}"), conflict("m", "cm"), conflict("m", ""), conflict("million", "")
-(('3', 'm/s'), True, False, True)
+>>> split_unit(r"3\text{m}/\text{s}"), split_unit(r"1.5\text{million dollars}"), split_unit(r"60\text{mph}")
+(('3', 'm/second'), ('1500000', 'dollar'), ('60', 'mile/hour'))
+>>> conflict("m", "cm"), conflict("m", ""), conflict("", "students"), conflict("", "is wrong")
+(True, False, False, True)
 """
 
 from __future__ import annotations
 
 import re
 
-# One line a unit: the name, then its other spellings (plurals are made below).
+from r3.verify.numbers import read_number
+
+# One line per unit: the name, then its other spellings (plurals are made below).
 _NAMES = """
 mm millimeter millimetre
 cm centimeter centimetre
@@ -23,15 +27,16 @@ in inch
 ft foot feet
 yd yard
 mile mi
+acre
 g gram
 kg kilogram
 mg milligram
 ton tonne
 lb lbs pound
 oz ounce
-second sec
+second sec s
 minute min
-hour hr
+hour hr h
 day
 week
 month
@@ -42,12 +47,18 @@ gallon gal
 quart
 pint
 cup
-dollar usd
-cent
+dollar usd buck
+cent penny pennies
+euro eur
+sterling gbp
+yen
 degree deg
 radian rad
-mph
-kph kmh kmph
+mile/hour mph
+km/hour kph kmh kmph
+way
+person people
+student
 unit
 square sq
 cubic cu
@@ -56,10 +67,47 @@ _ONE_LETTER = "mgls"
 _ALIASES = {spelling: line.split()[0] for line in _NAMES.split("\n") if line.strip() for spelling in line.split()}
 _ALIASES |= {f"{spelling}s": name for spelling, name in _ALIASES.items() if len(spelling) > 2}
 _ALIASES |= {"inches": "in"}
+_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
+_SCALES |= {"billion": 10**9, "trillion": 10**12}
+_SCALES |= {f"{word}s": scale for word, scale in _SCALES.items()}
 
-_WORD = "|".join(sorted((re.escape(w) for w in _ALIASES if len(w) > 1), key=len, reverse=True))
+# Words that make another value of a number; of a gold too.
+_ARITHMETIC_WORDS = """
+half halves halved third thirds quarter quarters fourth fourths double doubled triple tripled twice thrice squared cubed
+power factorial inverse reciprocal opposite times plus minus negative root mod modulo base percent percentage permille
+basis ppm ppb grand gross score scores tens kilo mega giga mille tera milli micro nano mil mln mio bil bln binary octal
+hexadecimal hex
+"""
+_ARITHMETIC = set(_ARITHMETIC_WORDS.split()) | set(_SCALES)
+_ARITHMETIC_ENDING = re.compile(
+    r".*illi(?:on|ard)s?|.*uple[ds]?|.*fold|"
+    r"(?:.*(?:teen|tie|hundred|thousand|million)|ten|fif|six|seven|eigh|nin|twelf)ths?"
+)
+# Words of an answer that deny it, hedge, or say a second value.
+_CHANGING_WORDS = """
+not non never no none nor neither isn isnt false wrong incorrect untrue invalid error mistake reject rejected impossible
+but however except without unless instead rather actually maybe perhaps probably possibly approximately about around
+roughly nearly almost between beyond under over above below more less fewer greater smaller larger bigger least most
+minimum maximum positive divided multiplied powers absolute conjugate complement transpose pair pairs couple couples
+several many few zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety infinite infinity repeating recurring
+repeated and per xor then else also this that these those was are were will would should could can cannot may might must
+have has had did does
+"""
+_CHANGING = set(_CHANGING_WORDS.split())
+# What an answer may say of itself.
+_REMARK = re.compile(
+    r"(?:is )?(?:the |our |my |a )?(?:final |correct |right |required )?(?:answer|ans|result|solution)"
+)
+_REMARKS = {"is correct", "is right", "in total", "in all", "total", "altogether", "exactly", "only", "each", "or so"}
+_MOST_WORDS = 3  # of a unit that we do not know: more is a sentence
+
+_WORD = "|".join(
+    sorted((re.escape(w) for w in [*_ALIASES, *_SCALES] if len(w) > 1 and "/" not in w), key=len, reverse=True)
+)
 _BARE = re.compile(
-    rf"(?<=[\d}}])\s*((?:(?:{_WORD})\b[\s./]*)+|\s[{_ONE_LETTER}](?=\s*(?:[,;^]|$)))(?![A-Za-z(=+*])", re.IGNORECASE
+    rf"(?<=[\d}}])\s*((?:(?:{_WORD})\b[\s./]*(?:per\s+)?)+|\s[{_ONE_LETTER}](?=\s*(?:[,;^]|$)))(?![A-Za-z(=+*])",
+    re.IGNORECASE,
 )
 _UNIT = r"(?:\\text\{[^{}]*\}|\\degree(?:\s*[CF](?![A-Za-z]))?)(?:\^\{?-?\d\}?)?"
 _TRAILING = re.compile(
@@ -67,7 +115,6 @@ _TRAILING = re.compile(
     re.DOTALL,
 )
 _POWERS = {"square": "2", "cubic": "3"}
-_SCALES = {"dozen", "hundred", "thousand", "million", "billion", "trillion"}
 _VAGUE = {"unit", "unit^2", "unit^3"}
 
 
@@ -81,27 +128,74 @@ def split_unit(text: str) -> tuple[str, str]:
     match = _TRAILING.fullmatch(text)
     if match is None or match["value"].endswith(tuple("=<>^_,+-*/")) or match["value"].endswith(r"\in"):
         return text, ""
-    unit = re.sub(r"\\text\{([^{}]*)\}|\\", lambda m: _named(m[1] or ""), match["unit"])
-    return match["value"], re.sub(r"[{}\s]+$|[{}]", "", unit)
+    unit = re.sub(r"\\text\{([^{}]*)\}|\\", lambda m: f" {_named(m[1] or '')}", match["unit"])
+    unit = re.sub(r"\s*/\s*", "/", re.sub(r"[{}\s]+$|[{}]", "", unit)).replace(" ^", "^").strip()
+    return _scaled(match["value"], unit)
 
 
-def conflict(one: str, other: str) -> bool:
-    """Whether two units contradict: both there and not the same. A word that scales (million) is never ignored."""
-    if one == other:
+def conflict(gold: str, answer: str) -> bool:
+    r"""Whether an answer's unit contradicts the gold's: both there and not the same, or a word that is no unit.
+
+    A gold's words are trusted to name what is counted, unless they say another value. An answer's are not: a model can
+    write `5\text{ is wrong, it is 7}`.
+    """
+    if gold == answer:
         return False
-    if _SCALES & {*re.split(r"\W+", one), *re.split(r"\W+", other)}:
+    if _says_another_value(gold) or _says_another_value(answer) or not _harmless(answer):
         return True
-    return bool(one and other) and not {one, other} & _VAGUE
+    return bool(gold and answer) and not _is_remark(answer) and not {gold, answer} & _VAGUE
+
+
+def _scaled(value: str, unit: str) -> tuple[str, str]:
+    """With words that scale multiplied into a number; they stay in the unit of anything else."""
+    words = unit.split()
+    scales = [_SCALES[word] for word in words if word in _SCALES]
+    number = read_number(value) if scales else None
+    if number is None:
+        return value, unit
+    product = number.value
+    for scale in scales:
+        product *= scale
+    return str(product), " ".join(word for word in words if word not in _SCALES)
+
+
+def _harmless(unit: str) -> bool:
+    """Whether an answer's words can only name what is counted: units, or a few words that say nothing of the value."""
+    if not unit or _is_remark(unit):
+        return True
+    unknown = 0
+    for word in re.split(r"[\s/*]+", unit):
+        plain = re.sub(r"\^?-?\d$", "", word)
+        if plain in _UNIT_NAMES:
+            continue
+        if len(plain) < 3 or plain in _CHANGING or not (plain.isascii() and plain.isalpha()):
+            return False
+        unknown += 1
+    return unknown <= _MOST_WORDS
+
+
+def _is_remark(unit: str) -> bool:
+    return unit in _REMARKS or _REMARK.fullmatch(unit) is not None
+
+
+def _says_another_value(unit: str) -> bool:
+    return any(word in _ARITHMETIC or _ARITHMETIC_ENDING.fullmatch(word) for word in re.split(r"\W+", unit))
+
+
+_UNIT_NAMES = {part for name in _ALIASES.values() for part in name.split("/")} | {"C", "F", "c", "f"}
 
 
 def _named(words: str) -> str:
-    """One name for each spelling: square inches and sq in are in^2."""
+    """One name for each spelling: square inches and sq in are in^2, miles per hour and mph are mile/hour."""
     names, power = [], ""
-    for word in re.split(r"[\s.~]+", words.lower()):
-        name = _ALIASES.get(word, word)
+    for word in re.split(r"[\s.~]+", words):
+        if len(word) == 1 and word.isupper() and word not in "LCF":
+            names.append(word)  # M may be a million, and K a thousand
+            continue
+        name = "/".join(_ALIASES.get(part, part) for part in word.lower().split("/"))
         if name in _POWERS:
             power = _POWERS[name]
         elif name:
             names.append(f"{name}^{power}" if power else name)
             power = ""
-    return " ".join(names)
+    return re.sub(r" (?:per|an?|/)(?= )", "/", " ".join(names)).replace("/ ", "/")

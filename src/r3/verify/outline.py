@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from r3.verify.units import split_unit
 
@@ -68,7 +69,7 @@ class Matrix:
 
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])(?:%|\\text\{[^{}]*\}|\\degree)*", re.ASCII)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?![\d,])(?:%|\\text\{[^{}]*\}|\\degree)*", re.ASCII)
 _MATRIX = re.compile(
     r"\(?\[?\\begin\{(?:[pbB]?matrix|array)\}(?:\{[lcr|]*\})?(?P<body>(?:(?!\\begin|\\end).)*)\\end\{[A-Za-z]+\}\]?\)?",
     re.DOTALL,
@@ -82,6 +83,7 @@ _NAME = re.compile(rf"(?>{_ATOM}|\\frac\{{{_ATOM}+\}}\{{{_ATOM}+\}}|[|(),:/{{}}]
 _ABOUT = re.compile(rf"(?>{_ATOM}|\\frac\{{{_ATOM}+\}}\{{{_ATOM}+\}}|[|(),:/{{}}+*-]|\^\d|\^\{{\d+\}})++")
 _NOT_NAMES = re.compile(r"(?:e|i|\\pi|[^A-Za-z]*)")
 _LONGEST_NAME = 80
+_MOST_SIGNS = 4  # \pm in one value: sixteen values
 
 
 def shape(text: str) -> Leaf | Items | Chain | Matrix:
@@ -133,10 +135,22 @@ def _single(text: str) -> Leaf | Items | Chain | Matrix:
     if (bracketed := _bracketed(text)) is not None:
         return bracketed
     if r"\pm" in text or r"\mp" in text:
-        plus = text.replace(r"\pm", "+").replace(r"\mp", "-").replace("++", "+").lstrip("+")
-        minus = text.replace(r"\pm", "-").replace(r"\mp", "+").lstrip("+")
-        return Items(text, "", (_value(plus), _value(minus)))
+        return _both_signs(text)
     return _value(text)
+
+
+def _both_signs(text: str) -> Items | Leaf:
+    r"""The values that \pm stands for: each of its own sign, but where \mp ties them together."""
+    signs = re.findall(r"\\pm|\\mp", text)
+    if r"\mp" in signs:
+        choices = [["+" if s == r"\pm" else "-" for s in signs], ["-" if s == r"\pm" else "+" for s in signs]]
+    elif len(signs) <= _MOST_SIGNS:
+        choices = [list(choice) for choice in product("+-", repeat=len(signs))]
+    else:
+        return Leaf(text)
+    pieces = re.split(r"\\pm|\\mp", text)
+    values = ("".join(p + s for p, s in zip(pieces, [*choice, ""], strict=True)) for choice in choices)
+    return Items(text, "", tuple(_value(value.replace("++", "+").removeprefix("+")) for value in values))
 
 
 def _value(text: str) -> Leaf:
@@ -152,6 +166,8 @@ def _chain(text: str) -> Chain | None:
     if not parts or (len(parts) == 1 and not remarks):
         return None
     subject = ""
+    if len(parts) == 2 and is_name(parts[1]) and not is_about(parts[0]):
+        parts.reverse()  # 5 = x
     if is_about(parts[0]) and (len(parts) > 1 or remarks):
         subject, parts = parts[0], parts[1:]
         if not parts:  # x ≈ 11: the approximation is all there is
@@ -166,7 +182,12 @@ def is_name(text: str) -> bool:
 
 def is_about(text: str) -> bool:
     """Whether a text can be what an equation is about: a name, or sums and products of names (a+b)."""
-    return len(text) <= _LONGEST_NAME and bool(_ABOUT.fullmatch(text)) and not _NOT_NAMES.fullmatch(text)
+    return (
+        len(text) <= _LONGEST_NAME
+        and not text.startswith("-")  # -x = 5 says that x is -5
+        and bool(_ABOUT.fullmatch(text))
+        and not _NOT_NAMES.fullmatch(text)
+    )
 
 
 def _bracketed(text: str) -> Items | None:
