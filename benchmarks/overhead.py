@@ -32,12 +32,12 @@ from peers.generation import own_engine
 from r3.buffer import SampleBuffer
 from r3.config import load_config
 from r3.method.step import StepResult
+from r3.policy.optimiser import Optimiser
+from r3.policy.update import Updater
 from r3.train.build import build
 from r3.train.loop import Trainer
-from r3.train.optimiser import Optimiser
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
-from r3.train.update import Updater
 from shapes import SHAPES, random_model, word_tokenizer
 from work import ragged_of
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from r3.config import ModelSettings, TrainSettings
 from r3.method.settings import MethodSettings
 from r3.method.step import WeightedSample, step
+from r3.policy.model import Policy, enable_checkpointing
+from r3.policy.optimiser import Optimiser
+from r3.policy.settings import ModelSettings
+from r3.policy.update import Updater
 from r3.samples import Group, Query, Sample
-from r3.train.optimiser import Optimiser
-from r3.train.policy import Policy, enable_checkpointing
-from r3.train.update import Updater
+from r3.train.settings import TrainSettings
 from work import Work
 
 

@@ -12,13 +12,15 @@ import numpy as np
 
 from own import is_right, make_updater
 from r3.buffer import SampleBuffer
-from r3.config import Config, RolloutSettings, TrainSettings
+from r3.config import Config
 from r3.method.settings import MethodSettings
 from r3.rollout import Engine, Request, Response, Sampling
+from r3.rollout.settings import RolloutSettings
 from r3.samples import Query
 from r3.tasks.base import Verdict
 from r3.train.loop import Trainer
 from r3.train.sampler import Sampler
+from r3.train.settings import TrainSettings
 from r3.train.stream import QueryStream
 from work import Work, lognormal
 

@@ -35,7 +35,7 @@ import numpy as np
 from r3 import MethodSettings, SampleBuffer, step
 from r3.run import RunDirectory
 from r3.samples import Group, IntArray, Query, Sample
-from r3.train.rows import group_summaries, rollout_rows
+from r3.train.record import group_summaries, rollout_rows
 
 GROUPS, SIZE, LENGTH, QUERIES = 256, 8, 16, 40_000
 ALPHABET = "0123456789+-=() abcdefghijklmnopqrstuvwxyz\n"

@@ -61,8 +61,8 @@ class Task:
     recipe: str = "puzzles-smollm2"
     lesson: str = "sft-puzzles-smollm2"
     methods: tuple[str, ...] = FEW
-    size: int = 512
-    """Training problems of a seed, before the survey chooses among them."""
+    size: int | None = 512
+    """Training problems of a seed, before the survey chooses among them; None: all rows of a file."""
     surveyed: bool = True
     """Whether to train on those alone that the survey found to be solved seldom."""
     after: str | None = None
@@ -76,7 +76,7 @@ def rung_of(options: str, limit: int) -> tuple[str, str]:
     return options, f"rollout.max_tokens={limit}"
 
 
-SUMS = ("task.name=graded-arithmetic", "task.family=null", "task.options={}")
+SUMS = ("task.name=graded-arithmetic",)
 SPELLING, REWRITING = ("task.family=spell_backward",), ("task.family=ab",)
 REVERSAL, FILTERING = ("task.family=word_sequence_reversal",), ("task.family=number_filtering",)
 # Others are not here: of number_sorting and knights_knaves, learnt with four numbers and two people, next to nothing
@@ -136,6 +136,7 @@ TASKS = {
     ),
     "gsm8k": Task(
         again=("task.rows=[0,1064]", "task.heldout=64"),  # there are no others to spare
+        size=None,
         recipe="gsm8k-smollm2",
         lesson="sft-gsm8k-smollm2",
     ),
@@ -223,7 +224,8 @@ def lessons(name: str, more: Sequence[str]) -> list[list[str]]:
 def settings(name: str, place: int) -> list[str]:
     """Of a rung of the task's ladder, over its recipe's."""
     task = TASKS[name]
-    return [*SIZES, f"task.size={task.size}", f"model.path={model_of(name)}", *task.every, *task.ladder[place]]
+    size = [] if task.size is None else [f"task.size={task.size}"]
+    return [*SIZES, *size, f"model.path={model_of(name)}", *task.every, *task.ladder[place]]
 
 
 def recipe_of(name: str) -> str:
@@ -267,7 +269,7 @@ def surveys(name: str, place: int, options: argparse.Namespace) -> list[list[str
         return []
     missing = [s for s in options.seeds if not (Path(survey_path(name).format(seed=s)) / "checkpoints").exists()]
     common = ["train", "--quiet", recipe_of(name), *settings(name, place), *options.set, *SURVEY]
-    common.append(f"train.queries_per_step={TASKS[name].size}")
+    common.append(f"train.queries_per_step={TASKS[name].size or 1000}")
     return [[*common, f"run.seed={seed}", f"run.dir={survey_path(name)}"] for seed in missing]
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from r3.config import Config, ConfigError, dump, load_config, read_recipe, validate
+from r3.config import Config, dump, load_config, read_recipe, validate
 from r3.config_text import describe
+from r3.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

@@ -14,20 +14,21 @@ import r3
 SOURCE = Path(r3.__file__).parent
 # Who may import whom: a room only rooms to its left on the street (docs/architecture.md).
 ALLOWED = {
+    "errors": set(),
+    "settings": set(),
     "samples": set(),
     "locks": set(),
-    "method": {"samples"},
-    "buffer": {"samples", "locks"},
-    "attention": set(),
-    "compiled": set(),
-    "rollout": {"samples", "attention", "compiled"},
-    "verify": set(),
-    "run": {"samples", "locks"},
-    "tasks": {"samples", "config", "verify"},
-    "view": {"method", "run", "buffer"},
-    "evaluate": {"samples", "rollout", "tasks", "run", "verify"},
-    "models": {"config"},
-    "compare": {"config", "method", "run", "locks", "evaluate"},
+    "method": {"settings", "samples"},
+    "buffer": {"errors", "settings", "samples", "locks"},
+    "policy": {"errors", "settings", "samples", "method"},
+    "rollout": {"settings", "samples", "policy"},
+    "verify": {"errors"},
+    "run": {"errors", "settings", "samples", "locks"},
+    "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
+    "view": {"errors", "method", "run", "buffer"},
+    "evaluate": {"errors", "settings", "samples", "rollout", "tasks", "run", "verify"},
+    "models": {"config", "errors"},
+    "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import yaml
@@ -14,41 +14,76 @@ from pydantic.fields import FieldInfo
 
 def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
     """One of pydantic's complaints in a line, with the setting that was probably meant."""
-    where = [str(part) for part in problem["loc"]]
+    where, sections = _located([str(part) for part in problem["loc"]], tree)
     key = ".".join(where) or "config"
     if problem["type"] == "extra_forbidden":
-        valid = _keys_at(tree, where[:-1])
-        near = difflib.get_close_matches(where[-1], valid, n=1)
-        elsewhere = [] if near else [k for k in _all_keys(tree) if k.split(".")[-1] == where[-1]]
-        hint = f"did you mean {'.'.join([*where[:-1], near[0]])}?" if near else ""
-        hint = hint or (f"did you mean {elsewhere[0]}?" if elsewhere else f"valid here: {', '.join(valid)}")
-        return f"{key}: no such setting; {hint}"
+        return f"{key}: no such setting{_kind(where, sections[-1])}; {_meant(where, sections[-1], tree)}"
+    if problem["type"] == "missing":
+        described = sections[-1].model_fields[where[-1]].description or ""
+        return f"{key}: needed{_kind(where, sections[-1])}: {' '.join(described.split())}"
     reason = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "union_tag_invalid":
+        key, reason = f"{key}.name", f"one of {problem['ctx']['expected_tags']} is needed"
+        return f"{key}: {reason} (got {problem['ctx']['tag']!r})"
     given = problem.get("input")
     shown = "" if isinstance(given, dict) else f" (got {given!r})"
     return f"{key}: {reason}{shown}"
 
 
-def _keys_at(tree: type[BaseModel], where: Sequence[str]) -> list[str]:
-    section: Any = tree
-    for part in where:
-        field = section.model_fields.get(part)
-        section = _section(field) if field is not None else None
-        if section is None:
-            return []
-    return list(section.model_fields)
+def _located(loc: list[str], tree: type[BaseModel]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The key that a complaint is about, and the sections on the way; pydantic also names the member of a union."""
+    where: list[str] = []
+    sections = [tree]
+    choices: dict[str, type[BaseModel]] = {}
+    for part in loc:
+        if part in choices:
+            sections, choices = [*sections, choices[part]], {}
+            continue
+        where.append(part)
+        field = sections[-1].model_fields.get(part)
+        below = _sections(field) if field is not None else {}
+        if len(below) == 1:
+            sections.append(next(iter(below.values())))
+        else:
+            choices = below
+    return where, sections
 
 
-def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _meant(where: list[str], section: type[BaseModel], tree: type[BaseModel]) -> str:
+    near = difflib.get_close_matches(where[-1], section.model_fields, n=1)
+    if near:
+        return f"did you mean {'.'.join([*where[:-1], near[0]])}?"
+    keys = sorted(_all_keys(tree), key=lambda key: key[0].split(".")[:-1] != where[:-1])  # the same section first
+    elsewhere = next((text for key, text in keys if key.split(".")[-1] == where[-1]), None)
+    return f"did you mean {elsewhere}?" if elsewhere else f"valid here: {', '.join(section.model_fields)}"
+
+
+def _kind(where: list[str], section: type[BaseModel]) -> str:
+    """Where a section can be of several kinds, how a person says which: " with task.name=file"."""
+    field = section.model_fields.get("name")
+    kinds = get_args(field.annotation) if field is not None else ()
+    return f" with {'.'.join([*where[:-1], 'name'])}={kinds[0]}" if len(kinds) == 1 else ""
+
+
+def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key below a section, and how to tell a person of it."""
     for name, field in section.model_fields.items():
-        yield prefix + name
-        if below := _section(field):
+        yield prefix + name, f"{prefix}{name}{_kind((prefix + name).split('.'), section)}"
+        for below in _sections(field).values():
             yield from _all_keys(below, f"{prefix}{name}.")
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    annotation = field.annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+def _sections(field: FieldInfo) -> dict[str, type[BaseModel]]:
+    """The kinds of section that a field may hold, by the tag that pydantic tells them apart by; most have one kind."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    found = {}
+    for kind in kinds:
+        annotation = get_args(kind)[0] if get_args(kind) and not isinstance(kind, type) else kind
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            name = annotation.model_fields.get("name")
+            tags = get_args(name.annotation) if name is not None else ()
+            found[str(tags[0]) if len(tags) == 1 else annotation.__name__] = annotation
+    return found
 
 
 def describe(config: BaseModel, indent: str = "") -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from r3.commands.compare import add_arguments
 from r3.compare.plan import Plan, make_plan, parse_variant, save_plan
-from r3.config import ConfigError
+from r3.errors import ConfigError
 
 
 def plan(**changes: Any) -> Plan:

@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from r3.commands.eval import run
-from r3.config import ConfigError
-from r3.tasks.base import TaskError
+from r3.errors import ConfigError, TaskError
 from tests.evaluate.eval_process import arguments_of
 
 ROOT = Path(__file__).parents[2]

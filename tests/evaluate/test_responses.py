@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from r3.errors import RunError, TaskError
 from r3.evaluate.responses import Judged, ResponseLog, read_judged, write_parquet
 from r3.evaluate.saved import SavedResponses
-from r3.run import RunError
 from r3.samples import Query
-from r3.tasks.base import TaskError
 
 
 def judged(sample: int, **changed: Any) -> Judged:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from r3.errors import RunError, TaskError
 from r3.evaluate.curves import curve_over_k, curve_over_limits, write_curves
 from r3.evaluate.passk import pass_at_k
 from r3.evaluate.responses import read_judged
 from r3.evaluate.results import Results, paper_table
 from r3.evaluate.run import Benchmark, evaluate_model
 from r3.evaluate.subset import hard_subset
-from r3.run import RunError
 from r3.samples import Query
-from r3.tasks.base import TaskError
 from tests.evaluate.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums
 
 

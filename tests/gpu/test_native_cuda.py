@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from r3.config import ModelSettings
+from r3.policy.model import Policy
+from r3.policy.packing import Trajectory
+from r3.policy.settings import ModelSettings
 from r3.rollout import Request, Sampling
 from r3.rollout.native import NativeEngine
 from r3.rollout.transformers import TransformersEngine
-from r3.train.packing import Trajectory
-from r3.train.policy import Policy
 from tests.rollout.models import ARCHITECTURES, answers, build, requests_of, teacher_forced
 
 pytestmark = [

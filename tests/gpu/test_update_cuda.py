@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from r3.attention import flash, layout_of, padded
-from r3.config import ModelSettings, TrainSettings
-from r3.train.optimiser import Optimiser
-from r3.train.packing import Trajectory
-from r3.train.policy import Policy, enable_checkpointing
+from r3.policy.attention import flash, layout_of, padded
+from r3.policy.model import Policy, enable_checkpointing
+from r3.policy.optimiser import Optimiser
+from r3.policy.packing import Trajectory
+from r3.policy.settings import ModelSettings
+from r3.train.settings import TrainSettings
 
 from .test_native_cuda import medium
 
@@ -46,7 +47,7 @@ def test_flash_and_padded_are_the_same_function(window: int | None) -> None:
 
 
 def gradients(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    from r3.attention import packed
+    from r3.policy.attention import packed
 
     policy.base.train()
     with packed(policy.base), policy.compiled():

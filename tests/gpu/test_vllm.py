@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from r3.config import ModelSettings
+from r3.policy.model import Policy
+from r3.policy.packing import Trajectory
+from r3.policy.settings import ModelSettings
 from r3.rollout import Sampling
 from r3.rollout.vllm import VllmEngine
-from r3.train.packing import Trajectory
-from r3.train.policy import Policy
 from tests.rollout.models import answers
 
 from .test_native_cuda import medium, ragged

@@ -114,11 +114,11 @@ def run_loop(folder: Path) -> list[StepResult]:
     """The recording through `r3.train.loop.Trainer`."""
     from r3.buffer import SampleBuffer
     from r3.config import load_config
+    from r3.policy.model import Policy
+    from r3.policy.optimiser import Optimiser
+    from r3.policy.update import Updater
     from r3.train.loop import Trainer
-    from r3.train.optimiser import Optimiser
-    from r3.train.policy import Policy
     from r3.train.sampler import Sampler
-    from r3.train.update import Updater
 
     method = {f"method__reflection__{name}": f"'{value}'" for name, value in REFLECTION.items()}
     method["method__reflection__max_prompt_tokens"] = 200  # type: ignore[assignment]

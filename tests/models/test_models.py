@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from r3.cli import main
-from r3.config import ConfigError
+from r3.errors import ConfigError
 from r3.models.catalogue import CATALOGUE
 from r3.models.convert import SENTENCE, check_chat, check_folder, check_numbers, perplexity, split_digits
 from r3.models.source import find_weights

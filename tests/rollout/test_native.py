@@ -17,9 +17,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 from r3.rollout import Request, Sampling
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native import NativeEngine
+from r3.rollout.native.fused_linear import Siblings, side_by_side
 from r3.rollout.native.pages import OutOfPages, PagePool
 from r3.rollout.native.schedule import Drawn, Schedule
-from r3.rollout.native.siblings import Siblings, side_by_side
 from r3.rollout.transformers import TransformersEngine
 
 from .models import ARCHITECTURES, SHAPE, VOCABULARY, answers, build, requests_of, shared

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from r3.errors import RunError
 from r3.run.checkpoints import Checkpoint, Checkpoints
-from r3.run.errors import RunError
 from tests.run.faults import LIMIT, SmallDisk
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from r3.run import RunDirectory, RunError, RunFiles, read_metrics
+from r3.errors import RunError
+from r3.run import RunDirectory, RunFiles, read_metrics
 from tests.run.faults import SmallDisk, python, save
 
 HOLD = """if True:

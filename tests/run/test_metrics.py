@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3.run.errors import RunError
+from r3.errors import RunError
 from r3.run.jsonl import decode_line, encode_line
 from r3.run.metrics import MetricsLog, read_metrics
 from tests.run.faults import SmallDisk, python

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from r3.run import RunDirectory, RunError, TensorBoardSink, open_sinks
+from r3.errors import RunError
+from r3.run import RunDirectory, TensorBoardSink, open_sinks
 from tests.run.faults import SmallDisk, python
 
 

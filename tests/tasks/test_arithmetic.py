@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.writer import CAREFUL, Habits, write_working
 from transformers import AutoTokenizer
 
 from r3.cli import main
-from r3.config import TaskSettings, embedded_recipe
-from r3.embedded.writer import CAREFUL, Habits, write_working
+from r3.config import embedded_recipe
+from r3.errors import TaskError
 from r3.method.settings import ReflectionSettings
+from r3.policy.model import EMBEDDED
 from r3.tasks.arithmetic import ArithmeticTask, Problem, draw_problem, judge, problem_set, split_of
-from r3.tasks.base import TaskError
-from r3.train.policy import EMBEDDED
+from r3.tasks.settings import ArithmeticSettings
 from tests.train.tiny import read_metrics
 
 TERMS = st.lists(st.integers(1, 9), min_size=2, max_size=10).map(tuple)
@@ -33,7 +34,7 @@ def test_splits_are_disjoint_whatever_the_seeds() -> None:
 
 
 def test_the_task_is_seeded_and_holds_out_the_same_problems() -> None:
-    settings = TaskSettings(size=50, heldout=40)
+    settings = ArithmeticSettings(size=50, heldout=40)
     one, same, other = ArithmeticTask(settings, 1), ArithmeticTask(settings, 1), ArithmeticTask(settings, 2)
     assert one.train == same.train != other.train
     assert one.heldout == other.heldout
@@ -55,9 +56,9 @@ def test_careful_working_is_right_and_anything_else_is_not(terms: tuple[int, ...
 
 def test_impossible_tasks_are_refused() -> None:
     with pytest.raises(TaskError, match="fewer than 5000 different sums"):
-        ArithmeticTask(TaskSettings(difficulty=[2], size=5000), 0)
+        ArithmeticTask(ArithmeticSettings(difficulty=[2], size=5000), 0)
     with pytest.raises(TaskError, match="2 or more"):
-        ArithmeticTask(TaskSettings(difficulty=[1]), 0)
+        ArithmeticTask(ArithmeticSettings(difficulty=[1]), 0)
 
 
 def test_the_bundled_tokenizer_round_trips_and_knows_the_reflection_template() -> None:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from r3.errors import TaskError
 from r3.samples import Message, Query
-from r3.tasks.base import TaskError
 from r3.tasks.datasets import (
     INSTRUCTION,
     SETS,
@@ -135,9 +135,9 @@ def test_hugging_face_datasets_give_the_same_queries_as_the_file(tmp_path: Path)
     rows = [{"question": f"{i}+{i}", "gold": str(2 * i)} for i in range(1, 5)]
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = f"""
-from r3.config import TaskSettings
+from r3.tasks.settings import FileSettings
 from r3.tasks.files import FileTask
-task = FileTask(TaskSettings(name="file", path="hf:{folder}@test", heldout=1, question_column="question",
+task = FileTask(FileSettings(name="file", path="hf:{folder}@test", heldout=1, question_column="question",
                              answer_column="gold"))
 print([query.id for query in task.train], [query.answer for query in task.heldout])
 """

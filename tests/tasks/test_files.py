@@ -11,10 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Message, Query
-from r3.tasks.base import TaskError
 from r3.tasks.files import FileTask, boxed_verdict
+from r3.tasks.settings import FileSettings
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 
@@ -34,12 +34,12 @@ def write(path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json", "rows.parquet"])
 def test_every_format_gives_the_same_queries(tmp_path: Path, name: str) -> None:
-    settings = TaskSettings(name="file", path=str(write(tmp_path / name)), heldout=2, instruction="Box it.")
+    settings = FileSettings(name="file", path=str(write(tmp_path / name)), heldout=2, instruction="Box it.")
     task = FileTask(settings)
     assert [q.answer for q in task.train] == ["2", "4", "6"]
     assert [q.answer for q in task.heldout] == ["8", "10"]
     assert task.train[0].prompt == (Message("user", "1 + 1 = ?\n\nBox it."),)
-    reference = FileTask(TaskSettings(name="file", path=str(write(tmp_path / "again.jsonl")), heldout=2))
+    reference = FileTask(FileSettings(name="file", path=str(write(tmp_path / "again.jsonl")), heldout=2))
     assert [q.id for q in task.train] == [q.id for q in reference.train]  # ids are hashes of the question: stable
 
 
@@ -48,7 +48,7 @@ def nearly(completion: str, answer: str, level: int, **_: Any) -> bool:
 
 
 def test_a_judge_of_ones_own_gets_the_columns(tmp_path: Path) -> None:
-    settings = TaskSettings(
+    settings = FileSettings(
         name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0, verifier="tests.tasks.test_files.nearly"
     )
     task = FileTask(settings)
@@ -84,10 +84,10 @@ def raises(completion: str, **_: Any) -> bool:
 
 def test_a_judge_that_raises_stops_the_run_by_name_or_is_counted_in_the_cage(tmp_path: Path) -> None:
     options = {"name": "file", "path": str(write(tmp_path / "rows.jsonl")), "heldout": 0}
-    task = FileTask(TaskSettings(**options, verifier="tests.tasks.test_files.raises"))
+    task = FileTask(FileSettings(**options, verifier="tests.tasks.test_files.raises"))
     with pytest.raises(TaskError, match=r"raised ZeroDivisionError \(by hand\) on query .*task.caged=true"):
         task.verify(task.train[0], "2")
-    caged = FileTask(TaskSettings(**options, verifier="tests.tasks.test_files.raises", caged=True))
+    caged = FileTask(FileSettings(**options, verifier="tests.tasks.test_files.raises", caged=True))
     try:
         verdict = caged.verify(caged.train[0], "2")
     finally:
@@ -96,7 +96,7 @@ def test_a_judge_that_raises_stops_the_run_by_name_or_is_counted_in_the_cage(tmp
 
 
 def test_maths_answers_are_judged_symbolically_by_default(tmp_path: Path) -> None:
-    task = FileTask(TaskSettings(name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0))
+    task = FileTask(FileSettings(name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0))
     try:
         assert task.verify(task.train[0], r"so \boxed{\frac{6}{3}}").right
         assert not task.verify(task.train[0], r"so \boxed{3}").right
@@ -113,15 +113,15 @@ def test_filters_by_difficulty_and_length(tmp_path: Path) -> None:
     def length(query: Query) -> int:
         return len(query.prompt)
 
-    graded = FileTask(TaskSettings(**options, min_difficulty=20, max_difficulty=50, max_prompt_tokens=4), length)
+    graded = FileTask(FileSettings(**options, min_difficulty=20, max_difficulty=50, max_prompt_tokens=4), length)
     assert [q.prompt for q in graded.train] == ["xx", "xxx", "xxxx"]
     with pytest.raises(TaskError, match="none of the 6 problems"):
-        FileTask(TaskSettings(**options, min_difficulty=90), length)
+        FileTask(FileSettings(**options, min_difficulty=90), length)
 
 
 def test_named_sets_are_found_in_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R3_DATA", str(Path(__file__).parents[1] / "data"))
-    task = FileTask(TaskSettings(name="file", path="aime24", heldout_path="aime25", heldout=30))
+    task = FileTask(FileSettings(name="file", path="aime24", heldout_path="aime25", heldout=30))
     assert (len(task.train), len(task.heldout)) == (30, 30)
     with pytest.raises(TaskError, match="R3_DATA"):
-        FileTask(TaskSettings(name="file", path="deepscaler"))
+        FileTask(FileSettings(name="file", path="deepscaler"))

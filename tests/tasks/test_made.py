@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from r3.config import ConfigError, TaskSettings, validate
+from r3.config import validate
+from r3.errors import ConfigError, TaskError
 from r3.samples import Query
 from r3.tasks import Task, load_task
-from r3.tasks.base import TaskError
+from r3.tasks.settings import GradedArithmeticSettings, ReasoningGymSettings
 from r3.train.sft import written
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -29,7 +30,9 @@ MADE = [("graded-arithmetic", None, {}), *(("reasoning-gym", family, options) fo
 
 def load(name: str, family: str | None, options: dict[str, Any], *, seed: int = 0, **more: Any) -> Task:
     sizes = {"size": 30, "heldout": 20, **more}
-    return load_task(TaskSettings(name=name, family=family, options=options, **sizes), seed)
+    if family is None:
+        return load_task(GradedArithmeticSettings(name="graded-arithmetic", **sizes), seed)
+    return load_task(ReasoningGymSettings(name="reasoning-gym", family=family, options=options, **sizes), seed)
 
 
 def boxed(answer: str) -> str:
@@ -125,7 +128,7 @@ def test_a_reasoning_gym_that_cannot_be_imported_says_what_is_missing(monkeypatc
 
 
 def test_bad_families_and_options_name_the_fix() -> None:
-    with pytest.raises(ConfigError, match=r"needs task\.family"):
+    with pytest.raises(ConfigError, match=r"task\.family: needed"):
         validate({"task": {"name": "reasoning-gym"}})
     with pytest.raises(TaskError, match="reasoning-gym refuses them"):
         load("reasoning-gym", "no_such_family", {})

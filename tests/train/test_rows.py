@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from r3.run.errors import RunError
+from r3.errors import RunError
 from r3.run.rollouts import Rollouts
 from r3.train.pieces import Pieces
 from tests.tokenizing import char_tokenizer, chat_tokenizer

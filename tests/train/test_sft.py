@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from r3.buffer import SampleBuffer
 from r3.cli import main
-from r3.train.packing import Trajectory
-from r3.train.policy import Policy
+from r3.policy.model import Policy
+from r3.policy.packing import Trajectory
 from tests.train.tiny import overrides, read_metrics, save_model
 
 

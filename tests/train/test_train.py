@@ -194,7 +194,7 @@ def test_the_maths_verifier_judges_a_run(tmp_path: Path) -> None:
 def test_nan_gradients_are_skipped_said_and_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from r3.train import update
+    from r3.policy import update
 
     good = update.policy_loss
 

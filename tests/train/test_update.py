@@ -20,17 +20,19 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from r3.attention import packed
 from r3.cli import main
-from r3.config import ConfigError, ModelSettings, TrainSettings
+from r3.errors import ConfigError
 from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
 from r3.method.step import WeightedSample
-from r3.train.head import LOGITS
-from r3.train.optimiser import Optimiser
-from r3.train.packing import Trajectory, pack, pack_sharing
-from r3.train.policy import Policy
-from r3.train.update import Updater, token_batch
+from r3.policy.attention import packed
+from r3.policy.head import LOGITS
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
+from r3.policy.packing import Trajectory, pack, pack_sharing
+from r3.policy.settings import ModelSettings
+from r3.policy.update import Updater, token_batch
+from r3.train.settings import TrainSettings
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import overrides, save_model
 

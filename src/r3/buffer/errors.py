@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from r3.errors import R3Error
 
-class SampleBufferError(RuntimeError):
+
+class SampleBufferError(R3Error, RuntimeError):
     """The buffer refused or could not finish something; what was already stored is untouched."""
 
 

@@ -56,10 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
-    from r3.cli import FAILED, SIGNALS
     from r3.compare.plan import make_plan, save_plan
     from r3.compare.runner import held, run_cells
-    from r3.config import ConfigError
+    from r3.errors import FAILED, SIGNALS, ConfigError
 
     recipe, overrides = arguments.recipe, list(arguments.overrides)
     if recipe is not None and "=" in recipe:  # no recipe, overrides only

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from r3.evaluate.results import Results
     from r3.evaluate.run import Benchmark, Judge, Progress
+    from r3.policy.model import Policy
     from r3.samples import Query
     from r3.tasks.datasets import Prompting
-    from r3.train.policy import Policy
 
 PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
 EMBEDDED_TASK = "arithmetic"
@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate; returns the exit code."""
+    from r3.errors import TaskError
     from r3.evaluate.curves import require_matplotlib
-    from r3.tasks.base import TaskError
 
     if arguments.model is None and arguments.responses is None:
         raise TaskError("r3 eval needs a MODEL to draw answers from, or --responses FILE to judge")
@@ -82,13 +82,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Results:
     """Answers from a model."""
-    from r3.config import ConfigError, validate
+    from r3.config import validate
+    from r3.errors import ConfigError
     from r3.evaluate.run import evaluate_model
     from r3.method.reflection import plain_prompt
+    from r3.policy.model import Policy
     from r3.rollout.protocol import Sampling
     from r3.tasks.datasets import Prompting
     from r3.train.build import make_engine
-    from r3.train.policy import Policy
 
     model = {"path": arguments.model, "device": arguments.device, "dtype": arguments.dtype}
     config = validate({"model": model, "rollout": {"engine": arguments.engine, "max_rows": arguments.max_rows}})
@@ -261,7 +262,7 @@ def _notes(arguments: argparse.Namespace) -> dict[str, Any]:
 def _check_context(
     policy: Policy, benchmarks: Sequence[Benchmark], encode: Callable[[Query], Any], max_tokens: int
 ) -> None:
-    from r3.config import ConfigError
+    from r3.errors import ConfigError
 
     if not policy.stop_tokens:
         raise ConfigError(
@@ -280,8 +281,8 @@ def _token_counter(model: str | None) -> Callable[[str], int] | None:
     """Counts with the tokenizer of the model that is named, if one is."""
     if model is None:
         return None
-    from r3.config import ModelSettings
-    from r3.train.policy import load_tokenizer, resolve
+    from r3.policy.model import load_tokenizer, resolve
+    from r3.policy.settings import ModelSettings
 
     tokenizer = load_tokenizer(resolve(model), ModelSettings(path=model))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

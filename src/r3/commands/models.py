@@ -83,7 +83,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _new_folder(arguments: argparse.Namespace) -> Path:
     """Where the model goes: its parent made, itself not there yet."""
-    from r3.config import ConfigError
+    from r3.errors import ConfigError
 
     folder: Path = arguments.to or Path("models") / arguments.name
     if folder.exists():

@@ -1,4 +1,4 @@
-"""`r3 view` and `r3 show`: look at runs in a browser, in one file, or in a terminal."""
+"""`r3 view`: look at runs in a browser, or write them into one file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from r3.view.runs import ViewedRun
 
-VIEW_EPILOG = """\
+EPILOG = """\
 examples:
   r3 view runs/r3-arithmetic-0                         curves, groups, samples, buffer, in a browser
   r3 view runs/r3-arithmetic-0 runs/grpo-arithmetic-0  the same with the curves of two runs over each other
@@ -19,16 +19,11 @@ examples:
 
 It reads the run's files only, and may be left open while the run goes on.
 """
-SHOW_EPILOG = """\
-examples:
-  r3 show runs/r3-arithmetic-0                         a summary with small curves
-  r3 show runs/r3-arithmetic-0 --group 12/ABC          the groups of query ABC at step 12, every answer
-"""
 
 
-def add_view_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `r3 view`."""
-    parser.epilog, parser.formatter_class = VIEW_EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN_DIR", help="one run, or several to compare")
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
@@ -36,18 +31,10 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-browser", action="store_true", help="do not open a browser")
     add("--export", type=Path, metavar="FILE.html", help="write one self-contained file instead of serving")
     add("--steps", type=int, default=24, metavar="N", help="with --export: steps to include with their groups (24)")
-    parser.set_defaults(run=run_view)
+    parser.set_defaults(run=run)
 
 
-def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `r3 show`."""
-    parser.epilog, parser.formatter_class = SHOW_EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run")
-    parser.add_argument("--group", metavar="STEP/QUERY", help="show every answer of a query's groups at a step")
-    parser.set_defaults(run=run_show)
-
-
-def run_view(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Serve or export; returns the exit code."""
     from r3.view.runs import open_runs
 
@@ -101,11 +88,3 @@ def _open_browser(url: str) -> None:
 
     if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(url)
-
-
-def run_show(arguments: argparse.Namespace) -> int:
-    """Print to standard output; returns the exit code."""
-    from r3.view.show import show_group, show_run
-
-    print(show_group(arguments.run_dir, arguments.group) if arguments.group else show_run(arguments.run_dir))
-    return 0

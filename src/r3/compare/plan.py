@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.config import Config, ConfigError, load_config
+from r3.config import Config, load_config
+from r3.errors import ConfigError
 from r3.method.settings import METHODS
 from r3.run.files import write_atomically
 
@@ -175,7 +176,7 @@ def parse_variant(text: str) -> Variant:
 
 def _check_equal(plan: Plan, variant: Variant) -> None:
     config = plan.config(variant)
-    if config.task.heldout == 0 and config.task.heldout_path is None:
+    if config.task.heldout == 0 and getattr(config.task, "heldout_path", None) is None:
         raise ConfigError("task.heldout=0: a comparison is of held-out accuracy; keep some problems apart")
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.run import RunError, RunFiles, read_metrics
+from r3.errors import RunError
+from r3.run import RunFiles, read_metrics
 from r3.run.files import write_atomically
 
 BINS = 20

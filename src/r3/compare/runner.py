@@ -18,8 +18,9 @@ from typing import IO
 
 from r3.compare.plan import Plan, Variant
 from r3.compare.records import Record, record_of, record_path, write_record
+from r3.errors import RunError
 from r3.locks import FileLock, Locked
-from r3.run import RunError, RunFiles, StopRequested, read_metrics
+from r3.run import RunFiles, StopRequested, read_metrics
 
 Say = Callable[[str], None]
 POLL = 0.2

@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from r3.run.errors import RunError
+from r3.errors import RunError, TaskError
 from r3.run.files import AppendFile
 from r3.samples import Query
-from r3.tasks.base import TaskError
-from r3.tasks.rows import read_rows
+from r3.tasks.data_files import read_rows
 
 Key = tuple[str, str, int]
 ANSWER_LIMIT = 200

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r3.errors import TaskError
 from r3.evaluate.passk import Estimate, estimate, majority, pass_at_k
 from r3.evaluate.responses import Judged
 from r3.run.files import write_atomically
-from r3.tasks.base import TaskError
 
 Problems = Sequence[Sequence[Judged]]
 """The answers to each problem of a benchmark."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r3.errors import TaskError
 from r3.evaluate.responses import ANSWER_LIMIT, Finished, Judged, Key, ResponseLog
 from r3.evaluate.results import Results, by_problem, summarise, write_results
 from r3.rollout.protocol import Engine, Request, Sampling
@@ -32,7 +33,6 @@ from r3.run.errors import write_failed
 from r3.run.files import write_atomically
 from r3.run.lock import lock_run
 from r3.samples import IntArray, Query
-from r3.tasks.base import TaskError
 from r3.verify.policy import boxed_answer
 
 Judge = Callable[[Query, str, bool], tuple[bool, str]]

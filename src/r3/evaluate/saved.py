@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from r3.errors import TaskError
 from r3.evaluate.responses import Finished
 from r3.samples import Query
-from r3.tasks.base import TaskError
-from r3.tasks.rows import read_rows
+from r3.tasks.data_files import read_rows
 
 Place = tuple[str, Query]
 

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from r3.errors import TaskError
 from r3.evaluate.responses import read_judged
 from r3.evaluate.results import by_problem
-from r3.tasks.base import TaskError
 
 
 def hard_subset(eval_dir: Path, at_most: int = 1, samples: int | None = None) -> dict[str, list[str]]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from r3.settings import Settings, Switchable
 
 
 def _from_preset(given: Any, presets: dict[str, dict[str, Any]], default: str) -> Any:
@@ -39,28 +41,6 @@ def _as_section(value: Any) -> Any:
     if isinstance(value, str) and value in OBJECTIVES:
         return {"name": value}
     return value
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, unknown keys refused, the docstring under a field is its help text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
-
-
-class Switchable(Settings):
-    """A mechanism that can be turned off: `replay: off` means `replay: {enabled: false}`."""
-
-    enabled: bool = True
-    """Whether the mechanism acts at all."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_on_off(cls, given: Any) -> Any:
-        if isinstance(given, bool):
-            return {"enabled": given}
-        if isinstance(given, str) and given.lower() in ("on", "off"):
-            return {"enabled": given.lower() == "on"}
-        return given
 
 
 class AdvantageSettings(Settings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from r3.config import ConfigError
+from r3.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

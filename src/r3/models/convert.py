@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.config import ConfigError
+from r3.errors import ConfigError
 
 SENTENCE = "The capital of France is Paris. Water boils at one hundred degrees Celsius, and ice is frozen water."
 MOST_PERPLEXITY = 40.0

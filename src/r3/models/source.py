@@ -9,7 +9,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from r3.config import ConfigError
+from r3.errors import ConfigError
 from r3.models.catalogue import Published
 
 

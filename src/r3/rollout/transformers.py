@@ -11,10 +11,10 @@ from collections.abc import Generator, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from r3.rollout.base import SingleRun
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.decoding import Limits, Run
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.single import SingleRun
 
 
 class TransformersEngine(SingleRun):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from r3.rollout.base import SingleRun
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.single import SingleRun
 from r3.samples import FinishReason
 
 

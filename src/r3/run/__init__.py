@@ -3,10 +3,10 @@
 Nothing here imports torch, and `rich`, TensorBoard, W&B and trackio are loaded only when they are used.
 """
 
+from r3.errors import RunError
 from r3.run.checkpoints import Checkpoint, Checkpoints
 from r3.run.directory import RunDirectory, RunFiles, refuse_run, resume_command
 from r3.run.display import Progress
-from r3.run.errors import RunError
 from r3.run.metrics import MetricsLog, read_metrics
 from r3.run.rollouts import Rollouts
 from r3.run.signals import StopRequested

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from r3.run.errors import FULL, RunError, write_failed
+from r3.errors import RunError
+from r3.run.errors import FULL, write_failed
 from r3.run.files import remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import r3
+from r3.errors import RunError
 from r3.locks import FileLock
 from r3.run.checkpoints import Checkpoints
-from r3.run.errors import RunError, write_failed
+from r3.run.errors import write_failed
 from r3.run.files import is_temporary, remove_leftovers, write_atomically
 from r3.run.lock import lock_run
 from r3.run.metrics import MetricsLog

@@ -1,4 +1,4 @@
-"""The one error this room raises, and the translation of a failed write into a line with numbers and the fix."""
+"""The translation of a failed write into a line with numbers and the fix."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import errno
 import shutil
 from pathlib import Path
 
-
-class RunError(RuntimeError):
-    """One line that names the path and the fix. What was already in the run directory is untouched."""
-
+from r3.errors import RunError
 
 FULL = {
     errno.ENOSPC: "the disk is full",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from r3.errors import RunError
 from r3.locks import FileLock, Locked
-from r3.run.errors import RunError, write_failed
+from r3.run.errors import write_failed
 
 
 def lock_run(path: Path) -> FileLock:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from r3.run.errors import RunError
+from r3.errors import RunError
 from r3.run.files import AppendFile, write_atomically
 from r3.run.jsonl import decode_line, encode_line
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from r3.run.errors import RunError, write_failed
+from r3.errors import RunError
+from r3.run.errors import write_failed
 from r3.run.files import remove_leftovers, step_name, step_of, write_atomically
 from r3.run.jsonl import decode_line, encode_line
 

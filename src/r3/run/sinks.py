@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from r3.errors import RunError
 from r3.run.directory import RunDirectory
-from r3.run.errors import RunError, write_failed
+from r3.run.errors import write_failed
 from r3.run.files import AppendFile
 
 SINKS = ("tensorboard", "wandb", "trackio")

@@ -6,9 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from r3.tasks.base import Task, Verdict
+from r3.tasks.settings import (
+    ArithmeticSettings,
+    FileSettings,
+    GradedArithmeticSettings,
+    ReasoningGymSettings,
+    TaskSettings,
+)
 
 if TYPE_CHECKING:
-    from r3.config import TaskSettings
     from r3.samples import Query
 
 __all__ = ["Task", "Verdict", "load_task"]
@@ -16,18 +22,20 @@ __all__ = ["Task", "Verdict", "load_task"]
 
 def load_task(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None = None) -> Task:
     """The task that the settings name; `length` counts a prompt's tokens, for task.max_prompt_tokens."""
-    if settings.name == "arithmetic":
+    if isinstance(settings, ArithmeticSettings):
         from r3.tasks.arithmetic import ArithmeticTask
 
         return ArithmeticTask(settings, seed)
-    if settings.name == "graded-arithmetic":
+    if isinstance(settings, GradedArithmeticSettings):
         from r3.tasks.graded import GradedArithmeticTask
 
         return GradedArithmeticTask(settings, seed)
-    if settings.name == "reasoning-gym":
+    if isinstance(settings, ReasoningGymSettings):
         from r3.tasks.gym import ReasoningGymTask
 
         return ReasoningGymTask(settings, seed)
-    from r3.tasks.files import FileTask
+    if isinstance(settings, FileSettings):
+        from r3.tasks.files import FileTask
 
-    return FileTask(settings, length)
+        return FileTask(settings, length)
+    raise TypeError(f"no task has settings of type {type(settings).__name__}")

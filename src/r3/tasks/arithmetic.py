@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.base import TaskError, Verdict
+from r3.tasks.base import Verdict
+from r3.tasks.settings import ArithmeticSettings
 
 Split = Literal["warm", "train", "heldout"]
 HELDOUT_SEED = 0
@@ -103,7 +104,7 @@ class ArithmeticTask:
 
     name = "arithmetic"
 
-    def __init__(self, settings: TaskSettings, seed: int) -> None:
+    def __init__(self, settings: ArithmeticSettings, seed: int) -> None:
         if not settings.difficulty or min(settings.difficulty) < 2:
             raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of terms, each 2 or more")
         levels = settings.difficulty

@@ -8,11 +8,7 @@ from typing import Protocol
 from r3.samples import Query
 from r3.verify.base import Verdict
 
-__all__ = ["Task", "TaskError", "Verdict"]
-
-
-class TaskError(ValueError):
-    """A task that cannot be used; the message names the setting and the fix."""
+__all__ = ["Task", "Verdict"]
 
 
 class Task(Protocol):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r3.errors import TaskError
 from r3.samples import Message, Query
-from r3.tasks.base import TaskError
-from r3.tasks.rows import read_rows
+from r3.tasks.data_files import read_rows
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.base import TaskError
 from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_hub, load_set, select
+from r3.tasks.settings import FileSettings
 from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
 from r3.verify.policy import boxed_answer
 
@@ -20,8 +20,7 @@ class FileTask:
 
     name = "file"
 
-    def __init__(self, settings: TaskSettings, length: Callable[[Query], int] | None = None) -> None:
-        assert settings.path is not None  # the config was validated
+    def __init__(self, settings: FileSettings, length: Callable[[Query], int] | None = None) -> None:
         self._settings = settings
         queries = _rows(_load(settings.path, settings), settings)
         heldout = [] if settings.heldout_path is None else _load(settings.heldout_path, settings)[: settings.heldout]
@@ -51,7 +50,7 @@ class FileTask:
                 verifier.close()
 
 
-def _load(name: str, settings: TaskSettings) -> list[Query]:
+def _load(name: str, settings: FileSettings) -> list[Query]:
     prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
     if name in SETS:
         return load_set(name, prompting=prompting)
@@ -62,7 +61,7 @@ def _load(name: str, settings: TaskSettings) -> list[Query]:
     return load_file(Path(name), columns=columns, prompting=prompting)
 
 
-def _rows(queries: list[Query], settings: TaskSettings) -> list[Query]:
+def _rows(queries: list[Query], settings: FileSettings) -> list[Query]:
     """The rows that are asked for."""
     if settings.rows is None:
         return queries
@@ -75,7 +74,7 @@ def _rows(queries: list[Query], settings: TaskSettings) -> list[Query]:
     return queries[first:end]
 
 
-def _cut(queries: list[Query], settings: TaskSettings) -> tuple[list[Query], list[Query]]:
+def _cut(queries: list[Query], settings: FileSettings) -> tuple[list[Query], list[Query]]:
     """The rows to train on, and the last ones, kept apart."""
     cut = len(queries) - settings.heldout
     if cut < 1:
@@ -86,7 +85,7 @@ def _cut(queries: list[Query], settings: TaskSettings) -> tuple[list[Query], lis
     return queries[:cut], queries[cut:]
 
 
-def _selected(queries: list[Query], settings: TaskSettings, length: Callable[[Query], int] | None) -> list[Query]:
+def _selected(queries: list[Query], settings: FileSettings, length: Callable[[Query], int] | None) -> list[Query]:
     low, high = settings.min_difficulty, settings.max_difficulty
     bounded = low is not None or high is not None
     kept = select(
@@ -103,7 +102,7 @@ def _selected(queries: list[Query], settings: TaskSettings, length: Callable[[Qu
     return kept
 
 
-def _function(settings: TaskSettings) -> FunctionVerifier:
+def _function(settings: FileSettings) -> FunctionVerifier:
     try:
         return FunctionVerifier(settings.verifier, caged=settings.caged)
     except VerifierError as error:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import TaskError, Verdict
+from r3.tasks.base import Verdict
 from r3.tasks.datasets import Prompting
 from r3.tasks.files import boxed_verdict
+from r3.tasks.settings import GradedArithmeticSettings
 
 LARGEST = 99
 
@@ -29,7 +30,7 @@ class GradedArithmeticTask:
 
     name = "graded-arithmetic"
 
-    def __init__(self, settings: TaskSettings, seed: int) -> None:
+    def __init__(self, settings: GradedArithmeticSettings, seed: int) -> None:
         if not settings.difficulty or min(settings.difficulty) < 2:
             raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of terms, each 2 or more")
         self.train: Sequence[Query] = _problems(settings, settings.size, settings.split, seed)
@@ -42,7 +43,7 @@ class GradedArithmeticTask:
         """Nothing to let go of."""
 
 
-def _problems(settings: TaskSettings, count: int, split: Split, seed: int) -> list[Query]:
+def _problems(settings: GradedArithmeticSettings, count: int, split: Split, seed: int) -> list[Query]:
     """`count` distinct problems of a split, the difficulties in turn."""
     rng = random.Random(f"graded-{split}-{seed}")
     prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
@@ -63,7 +64,7 @@ def _problems(settings: TaskSettings, count: int, split: Split, seed: int) -> li
     return list(found.values())
 
 
-def _level(settings: TaskSettings, place: int) -> int:
+def _level(settings: GradedArithmeticSettings, place: int) -> int:
     return settings.difficulty[place % len(settings.difficulty)]
 
 

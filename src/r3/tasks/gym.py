@@ -13,11 +13,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from r3.config import TaskSettings
+from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import TaskError, Verdict
+from r3.tasks.base import Verdict
 from r3.tasks.datasets import Prompting
+from r3.tasks.settings import ReasoningGymSettings
 from r3.tasks.solutions import SOLUTIONS
 from r3.verify.policy import boxed_answer
 
@@ -31,8 +32,7 @@ BAD_ANSWER = (ValueError, TypeError, SyntaxError, LookupError, AttributeError, A
 class ReasoningGymTask:
     """Puzzles of one family for training, and others for evaluation."""
 
-    def __init__(self, settings: TaskSettings, seed: int) -> None:
-        assert settings.family is not None  # the config was validated
+    def __init__(self, settings: ReasoningGymSettings, seed: int) -> None:
         self._settings = settings
         self.name = f"reasoning-gym-{settings.family}"
         self._entries: dict[str, Mapping[str, Any]] = {}
@@ -86,7 +86,7 @@ class ReasoningGymTask:
             yield entry
 
 
-def _dataset(settings: TaskSettings, *, seed: int, size: int = 1) -> Any:
+def _dataset(settings: ReasoningGymSettings, *, seed: int, size: int = 1) -> Any:
     try:
         gym = importlib.import_module("reasoning_gym")
     except ImportError as error:
@@ -99,7 +99,7 @@ def _dataset(settings: TaskSettings, *, seed: int, size: int = 1) -> Any:
         raise _refused(settings, error) from error
 
 
-def _refused(settings: TaskSettings, error: Exception) -> TaskError:
+def _refused(settings: ReasoningGymSettings, error: Exception) -> TaskError:
     return TaskError(
         f"task.family={settings.family}, task.options={settings.options}: reasoning-gym refuses them ({error})"
     )

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.base import TaskError
+from r3.tasks.data_files import read_rows
 from r3.tasks.datasets import EVALUATION, SETS, Columns, load_set
-from r3.tasks.rows import read_rows
 
 Kind = Literal["exact", "normalised", "near"]
 SHINGLE = 6

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from r3.config import Config, ConfigError
+from r3.config import Config
+from r3.errors import ConfigError, TaskError
 from r3.method.reflection import plain_prompt
+from r3.policy.model import Policy, compiles, load_tokenizer, resolve
 from r3.rollout.protocol import Engine, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks import Task
-from r3.tasks.base import TaskError
-from r3.train.policy import Policy, compiles, load_tokenizer, resolve
-from r3.train.problems import load_problems
+from r3.tasks.pass_rates import load_problems
+from r3.tasks.settings import FileSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
-    task = load_problems(config, prompt_length(config))
+    task = load_problems(config.task, config.run.seed, prompt_length(config))
     check_task(task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
@@ -60,7 +61,7 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
 
 def prompt_length(config: Config) -> Callable[[Query], int] | None:
     """Counts the tokens of a query's prompt, where a filter asks for it; the tokenizer alone is loaded for that."""
-    if config.task.max_prompt_tokens is None:
+    if not isinstance(config.task, FileSettings) or config.task.max_prompt_tokens is None:
         return None
     tokenizer = load_tokenizer(resolve(config.model.path), config.model)
     check_template(config, config.task.chat, tokenizer)

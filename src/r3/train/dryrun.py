@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from r3.config import Config, ConfigError
-from r3.tasks.base import TaskError
+from r3.config import Config
+from r3.errors import ConfigError, TaskError
+from r3.policy.head import chunk_size
+from r3.policy.model import load_model_config, load_tokenizer, pick_device, resolve
+from r3.tasks.pass_rates import load_problems
 from r3.train.build import check_prompts, check_task
-from r3.train.head import chunk_size
-from r3.train.policy import load_model_config, load_tokenizer, pick_device, resolve
-from r3.train.problems import load_problems
 from r3.train.session import total_steps
 
 # Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
@@ -76,7 +76,7 @@ def _shape(config: Config, notes: list[str]) -> Any:
 def _queries(config: Config, shape: Any, notes: list[str]) -> int | None:
     """Number of training queries, checked against the tokenizer where both are here."""
     try:
-        task = load_problems(config)
+        task = load_problems(config.task, config.run.seed)
     except TaskError as error:
         notes.append(f"task not checked: {error}")
         return None

@@ -12,15 +12,15 @@ from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.method.reflection import plain_prompt
 from r3.method.step import StepResult, is_mixed, step
+from r3.policy.packing import Trajectory
+from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group, IntArray, Query, Sample
 from r3.tasks.base import Task
 from r3.train.metrics import step_metrics
-from r3.train.packing import Trajectory
 from r3.train.recall import past_samples, reflections
-from r3.train.rows import StepNotes
+from r3.train.record import StepNotes
 from r3.train.sampler import Prompt, Sampler
 from r3.train.stream import QueryStream
-from r3.train.update import Updater, UpdateReport
 
 Batch = Sequence[tuple[Query, int]]
 

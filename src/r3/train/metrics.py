@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from r3.method.step import StepResult
+from r3.policy.update import UpdateReport
 from r3.samples import Sample
-from r3.train.update import UpdateReport
 
 FAILURES = ("timeout", "memory", "crashed", "error")
 """Verdicts that say something of the verifier rather than of the answer."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
-from r3.config import Config, ConfigError, apply_override, validate
+from r3.config import Config, apply_override, validate
+from r3.errors import ConfigError
 from r3.run import RunFiles
+from r3.tasks.settings import of_its_family
 
 # How long the run goes on, what it keeps and shows, and where it holds it. Anything else would be another experiment.
 MAY_CHANGE = (
@@ -29,6 +31,7 @@ def resumed_config(path: Path, *, given: Config | None = None, overrides: Sequen
     files = RunFiles(path)
     files.read_info()
     saved = yaml.safe_load(files.read_config())
+    saved["task"] = of_its_family(saved["task"])  # runs of version 0.1 list the settings of every family
     before = validate(saved)
     if given is None:
         for override in overrides:

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from r3.buffer import SampleBuffer
-from r3.config import Config, ConfigError, dump
+from r3.config import Config, dump
+from r3.errors import ConfigError, RunError
 from r3.evaluate.heldout import evaluate
 from r3.method.step import StepResult
+from r3.policy.world import World
 from r3.rollout.protocol import Sampling
 from r3.run import (
     Checkpoint,
     Progress,
     RunDirectory,
-    RunError,
     RunFiles,
     Sink,
     StopRequested,
@@ -27,12 +28,11 @@ from r3.run import (
 )
 from r3.train.build import Parts, build
 from r3.train.loop import Trainer
-from r3.train.ranks import SharedEngine, Start, dismiss, make_updater, serve
-from r3.train.rows import group_summaries, rollout_rows
+from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
+from r3.train.record import group_summaries, rollout_rows
 from r3.train.sampler import Sampler
 from r3.train.state import restore, save
 from r3.train.stream import QueryStream
-from r3.train.world import World
 
 log = logging.getLogger(__name__)
 

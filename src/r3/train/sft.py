@@ -21,20 +21,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from r3.attention import packed
 from r3.buffer import SampleBuffer
-from r3.config import Config, ConfigError, dump
+from r3.config import Config, dump
+from r3.errors import ConfigError
 from r3.method.reflection import plain_prompt, reflect
+from r3.policy.attention import packed
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
+from r3.policy.packing import Trajectory, pack
+from r3.policy.update import Diverged
 from r3.run import Progress, RunDirectory, RunFiles, StopRequested
 from r3.run.files import temporary
 from r3.samples import IntArray, Query
+from r3.tasks.pass_rates import load_problems
 from r3.train.build import check_task, check_template
-from r3.train.optimiser import Optimiser
-from r3.train.packing import Trajectory, pack
-from r3.train.policy import Policy
-from r3.train.problems import load_problems
 from r3.train.session import run_path
-from r3.train.update import Diverged
 
 log = logging.getLogger(__name__)
 KIND = "sft"
@@ -98,7 +99,7 @@ def _directory(path: Path, config: Config) -> RunDirectory:
 
 def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Trajectory], int, int]:
     """Training and held-out examples that fit rollout.max_tokens; how many show a failure, and how many did not fit."""
-    task = load_problems(config)
+    task = load_problems(config.task, config.run.seed)
     try:
         check_task(task)
         check_template(config, any(not isinstance(query.prompt, str) for query in task.train), policy.tokenizer)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from r3.run import RunError
+from r3.errors import RunError
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
 from r3.train.loop import Trainer
-from r3.train.optimiser import Optimiser
-from r3.train.policy import Policy
 
 
 def save(trainer: Trainer, folder: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
+from r3.errors import BAD_INPUT, R3Error
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -24,8 +26,10 @@ class Case(NamedTuple):
     truncated: bool = False
 
 
-class VerifierError(RuntimeError):
+class VerifierError(R3Error, RuntimeError):
     """A verifier that cannot work at all; the message names the fix. A bad answer is a verdict, never an error."""
+
+    exit_code = BAD_INPUT
 
 
 class Verifier(Protocol):

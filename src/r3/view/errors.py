@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from r3.errors import BAD_INPUT, R3Error
 
-class ViewError(ValueError):
+
+class ViewError(R3Error, ValueError):
     """One line that names what was asked for and the fix."""
+
+    exit_code = BAD_INPUT
 
 
 class NotThere(LookupError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from r3.run.errors import RunError
+from r3.errors import RunError
 from r3.view.api import Api
 from r3.view.errors import NotThere, ViewError
 from r3.view.runs import ViewedRun

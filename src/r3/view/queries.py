@@ -9,7 +9,7 @@ import threading
 from array import array
 from typing import Any
 
-from r3.run.errors import RunError
+from r3.errors import RunError
 from r3.view.errors import NotThere
 from r3.view.steps import StepTables
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.run import RunError, RunFiles
+from r3.errors import RunError
+from r3.run import RunFiles
 from r3.view.errors import ViewError
 from r3.view.metrics import MetricsTail
 from r3.view.queries import QueryIndex

@@ -20,7 +20,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from r3.run.errors import RunError
+from r3.errors import RunError
 from r3.view.api import Api
 from r3.view.errors import NotThere, ViewError
 

@@ -113,7 +113,7 @@ def _in_row(row: dict[str, Any], wanted: str) -> bool:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A group's summary from its rows: what `r3.train.rows` writes into a table, for files that have none."""
+    """A group's summary from its rows: what `r3.train.record` writes into a table, for files that have none."""
     first = rows[0]
     return {
         "query": str(first.get("query", "?")),

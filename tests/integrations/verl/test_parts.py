@@ -23,8 +23,9 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.utils.config import validate_config
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from r3.config import ConfigError, load_config
-from r3.integrations.common.keeping import FILE, prune_copies
+from r3.config import load_config
+from r3.errors import ConfigError
+from r3.integrations.common.checkpoints import FILE, prune_copies
 from r3.integrations.common.plan import Answer, Asked
 from r3.integrations.verl import ESTIMATOR, rows
 from r3.integrations.verl.__main__ import main

@@ -34,8 +34,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from r3.buffer import SampleBuffer
+from r3.integrations.common.checkpoints import FILE, open_buffer, save_buffer
 from r3.integrations.common.importance import importance_metrics, importance_sums
-from r3.integrations.common.keeping import FILE, open_buffer, save_buffer
 from r3.integrations.common.plan import Answer, Asked, scale_of, to_groups
 from r3.integrations.common.prompts import turns_of
 from r3.integrations.trl import rows

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from r3.config import BufferSettings, ConfigError, validate_as
+from r3.buffer.settings import BufferSettings
+from r3.config import validate_as
+from r3.errors import ConfigError
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 

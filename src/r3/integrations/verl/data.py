@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.config import Config, ConfigError
+from r3.config import Config
+from r3.errors import ConfigError
 from r3.integrations.common.prompts import turns_of
 from r3.samples import Query
-from r3.train.problems import load_problems
+from r3.tasks.pass_rates import load_problems
+from r3.tasks.settings import FileSettings
 
 
 def row_of(query: Query, source: str, split: str) -> dict[str, Any]:
@@ -43,9 +45,9 @@ def write(queries: Sequence[Query], path: Path, source: str, split: str) -> None
 
 def export(config: Config, folder: Path) -> list[str]:
     """Write the config's task to `folder`; what was written and how verl is to judge it, line by line."""
-    path = config.task.path or config.task.name
+    path = config.task.path if isinstance(config.task, FileSettings) else config.task.name
     source = Path(path).stem if Path(path).suffix else path  # verl's metrics of held-out queries bear its name
-    task = load_problems(config)
+    task = load_problems(config.task, config.run.seed)
     said = []
     try:
         for name, queries in (("train", task.train), ("heldout", task.heldout)):
@@ -54,8 +56,10 @@ def export(config: Config, folder: Path) -> list[str]:
                 said.append(f"written    {folder / f'{name}.parquet'}: {len(queries):,} queries")
     finally:
         task.close()
-    if config.task.name != "file" or config.task.verifier != "math":
-        judge = config.task.verifier if config.task.name == "file" else f"that of the task {config.task.name}"
+    if not isinstance(config.task, FileSettings) or config.task.verifier != "math":
+        judge = (
+            config.task.verifier if isinstance(config.task, FileSettings) else f"that of the task {config.task.name}"
+        )
         said.append(
             f"note       r3_reward judges the last \\boxed{{}} as maths, and this task's verifier is {judge}: give "
             "verl yours with reward.custom_reward_function.path and .name"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from r3.config import ConfigError
+from r3.errors import ConfigError
 from r3.integrations.common.prompts import asked_of, prompt_id
 from r3.integrations.verl import KEY
 from r3.samples import Query

@@ -36,8 +36,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from r3.buffer import SampleBuffer
+from r3.integrations.common.checkpoints import FILE, open_buffer, prune_copies, save_buffer
 from r3.integrations.common.importance import importance, importance_metrics, importance_sums
-from r3.integrations.common.keeping import FILE, open_buffer, prune_copies, save_buffer
 from r3.integrations.common.plan import Answer, Asked, placed, scale_of, to_groups
 from r3.integrations.common.prompts import turns_of
 from r3.integrations.verl import ESTIMATOR, KEY, TRAINER, rows

@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from r3.attention import layout_of
-from r3.compiled import CompiledLayers
+from r3.policy.attention import layout_of
+from r3.policy.compiled import CompiledLayers
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native.cache import PAGE, PagedCache
 from r3.rollout.native.forward import PAGED, DecodePass, Pass, PrefillPass
+from r3.rollout.native.fused_linear import Siblings
 from r3.rollout.native.ops import Lanes, Ops, Split
 from r3.rollout.native.schedule import Drawn, Prefill, Row
-from r3.rollout.native.siblings import Siblings
 from r3.rollout.protocol import Sampling
 
 LANES = (4, 8, 16, 32, 48, 64, *range(96, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from r3.rollout.base import SingleRun
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
 from r3.rollout.native.decoder import Decoder
@@ -21,7 +22,6 @@ from r3.rollout.native.ops import Ops, TorchOps, TritonOps
 from r3.rollout.native.pages import PagePool
 from r3.rollout.native.schedule import Prefill, Row, Schedule
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.single import SingleRun
 
 log = logging.getLogger(__name__)
 GIB = 2**30

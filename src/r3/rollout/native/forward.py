@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from r3.attention import Layout, attend
+from r3.policy.attention import Layout, attend
 from r3.rollout.native.cache import PagedCache
 from r3.rollout.native.ops import How, Lanes, New, Ops, Split
 

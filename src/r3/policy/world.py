@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from r3.run import RunError
+from r3.errors import RunError
 
 BUCKET = 2**26
 """Numbers that are sent at a time: 256 MB in float32."""

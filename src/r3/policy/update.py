@@ -17,24 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from r3.attention import packed, to_device
-from r3.config import TrainSettings
+from r3.errors import DIVERGED, R3Error, RunError
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.method.step import WeightedSample
-from r3.run import RunError
+from r3.policy.attention import packed, to_device
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
+from r3.policy.packing import Trajectory, pack, pack_sharing
+from r3.policy.settings import OptimiserSettings
+from r3.policy.shard import ShardedPolicy
+from r3.policy.world import World
 from r3.samples import FloatArray
-from r3.train.optimiser import Optimiser
-from r3.train.packing import Trajectory, pack, pack_sharing
-from r3.train.policy import Policy
-from r3.train.shard import ShardedPolicy
-from r3.train.world import World
 
 log = logging.getLogger(__name__)
 
 
-class Diverged(RuntimeError):
+class Diverged(R3Error, RuntimeError):
     """Too many updates in a row had NaN or infinite gradients."""
+
+    exit_code = DIVERGED
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Updater:
         policy: Policy,
         optimiser: Optimiser,
         objective: ObjectiveSettings,
-        settings: TrainSettings,
+        settings: OptimiserSettings,
         temperature: float,
         *,
         exact: bool = True,

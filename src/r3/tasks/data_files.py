@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from r3.tasks.base import TaskError
+from r3.errors import TaskError
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

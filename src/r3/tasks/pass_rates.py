@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from r3.buffer import SampleBuffer
-from r3.config import Config, ConfigError
+from r3.errors import ConfigError
 from r3.run import RunFiles
 from r3.samples import Query
 from r3.tasks import Task, Verdict, load_task
+from r3.tasks.settings import TaskSettings
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,12 @@ class Chosen:
         self.task.close()
 
 
-def load_problems(config: Config, length: Callable[[Query], int] | None = None) -> Task:
+def load_problems(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None = None) -> Task:
     """The task, with the training problems that `task.pass_rates_from` leaves of it."""
-    task, settings = load_task(config.task, config.run.seed, length), config.task
+    task = load_task(settings, seed, length)
     if settings.pass_rates_from is None:
         return task
-    run = RunFiles(settings.pass_rates_from.replace("{seed}", str(config.run.seed)))
+    run = RunFiles(settings.pass_rates_from.replace("{seed}", str(seed)))
     run.read_info()  # refuses what is no run
     with SampleBuffer.open_reader(run.buffer_path) as buffer:
         rates = buffer.success_rate([query.id for query in task.train], context="plain")

@@ -19,12 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from r3.compiled import layers_of
-from r3.config import TrainSettings
-from r3.train.optimiser import Optimiser
-from r3.train.packing import Trajectory
-from r3.train.policy import Policy, TokenStatistics
-from r3.train.world import World
+from r3.policy.compiled import layers_of
+from r3.policy.model import Policy, TokenStatistics
+from r3.policy.optimiser import Optimiser
+from r3.policy.packing import Trajectory
+from r3.policy.settings import OptimiserSettings
+from r3.policy.world import World
 
 
 class ShardedPolicy(Policy):
@@ -105,7 +105,7 @@ def _fill(module: nn.Module, base: nn.Module, weights: dict[str, Tensor], filled
 class ShardedOptimiser(Optimiser):
     """AdamW on each process's part; every method is one that all processes call. Its state is that of `Optimiser`."""
 
-    def __init__(self, sharded: ShardedPolicy, whole: Policy, settings: TrainSettings, total_updates: int) -> None:
+    def __init__(self, sharded: ShardedPolicy, whole: Policy, settings: OptimiserSettings, total_updates: int) -> None:
         super().__init__(sharded.base.parameters(), settings, total_updates)
         self.whole = [p for p in whole.base.parameters() if p.requires_grad]
         self.rounds = any(p.dtype != torch.float32 for p in self.whole)

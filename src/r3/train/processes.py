@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from r3.config import Config
+from r3.errors import RunError
 from r3.method.step import WeightedSample
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
+from r3.policy.shard import ShardedOptimiser, ShardedPolicy
+from r3.policy.update import Updater, UpdateReport
+from r3.policy.world import World
 from r3.rollout.protocol import Engine, Request, Response, Sampling
-from r3.run import RunError
 from r3.train.build import make_engine
-from r3.train.optimiser import Optimiser
-from r3.train.policy import Policy
-from r3.train.shard import ShardedOptimiser, ShardedPolicy
 from r3.train.state import load_state
-from r3.train.update import Updater, UpdateReport
-from r3.train.world import World
 
 log = logging.getLogger(__name__)
 

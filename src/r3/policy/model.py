@@ -17,11 +17,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from r3.attention import is_packed, packed
-from r3.compiled import CompiledLayers
-from r3.config import ConfigError, ModelSettings
-from r3.train.head import statistics as head_statistics
-from r3.train.packing import Trajectory, row_of
+from r3.errors import ConfigError
+from r3.policy.attention import is_packed, packed
+from r3.policy.compiled import CompiledLayers
+from r3.policy.head import statistics as head_statistics
+from r3.policy.packing import Trajectory, row_of
+from r3.policy.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # ours is enough: theirs would write over it

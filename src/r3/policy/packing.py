@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from r3.attention import Layout, layout_of, to_device
+from r3.policy.attention import Layout, layout_of, to_device
 from r3.samples import IntArray
 
 

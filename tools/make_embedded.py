@@ -1,9 +1,9 @@
 """Make the bundled model: a character-level Llama of 0.67 M parameters, warm-started on careless written working.
 
-    python -m r3.embedded.make_model --out model
+    python -m tools.make_embedded --out model
 
 One command makes the whole folder (config, weights, tokenizer) from nothing, the same from the same seed, and prints
-what the model can do. `r3.tasks.arithmetic` is the task, `r3.embedded.writer` has the bad habits put into the working.
+what the model can do. `r3.tasks.arithmetic` is the task, `tools.writer` has the bad habits put into the working.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from r3.config import embedded_recipe
-from r3.embedded.writer import CAREFUL, Habits, write_working
 from r3.models.tiny import Shape, character_tokenizer, untrained
 from r3.rollout import Request, Sampling
 from r3.rollout.transformers import TransformersEngine
 from r3.tasks.arithmetic import Problem, draw_problem, judge, problem_set
+from tools.writer import CAREFUL, Habits, write_working
 
 POOL = 16  # batches drawn at a time and sorted by length
 TEMPLATE = str(embedded_recipe()["method"]["reflection"]["template"])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from r3.config import TrainSettings
+from r3.policy.settings import OptimiserSettings
 
 
 @torch.no_grad()
@@ -29,10 +29,10 @@ def _into(master: Tensor, parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def learning_rate(update: int, total: int, settings: TrainSettings) -> float:
+def learning_rate(update: int, total: int, settings: OptimiserSettings) -> float:
     """Rate of the update with this number (from 0): linear warm-up to the peak, then the chosen decay.
 
-    >>> s = TrainSettings(learning_rate=1.0, warmup_updates=2, decay="linear")
+    >>> s = OptimiserSettings(learning_rate=1.0, warmup_updates=2, decay="linear")
     >>> [learning_rate(u, 6, s) for u in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
@@ -50,7 +50,7 @@ def learning_rate(update: int, total: int, settings: TrainSettings) -> float:
 class Optimiser:
     """Steps the trainable parameters; `step` returns the gradient norm, or None for an update that was skipped."""
 
-    def __init__(self, parameters: Iterable[Tensor], settings: TrainSettings, total_updates: int) -> None:
+    def __init__(self, parameters: Iterable[Tensor], settings: OptimiserSettings, total_updates: int) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
         for parameter, master in zip(self.parameters, self.masters, strict=True):

@@ -1,0 +1,16 @@
+"""How much the sample buffer keeps."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from r3.settings import Settings
+
+
+class BufferSettings(Settings):
+    """The sample buffer S."""
+
+    per_query: int | None = Field(64, ge=1)
+    """Most living samples of one query; None for no limit."""
+    total: int | None = Field(1_000_000, ge=1)
+    """Most living samples in all; None for no limit."""

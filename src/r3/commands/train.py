@@ -1,0 +1,74 @@
+"""`r3 train`: train a policy with R³, GRPO or DAPO."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from r3.errors import SIGNALS
+
+
+def add_arguments(train: argparse.ArgumentParser) -> None:
+    """The options of `r3 train`."""
+    train.epilog = "r3 train --print-config lists every setting with its meaning."
+    train.add_argument("recipe", nargs="?", metavar="RECIPE.yaml", help="a recipe; without one, the embedded default")
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="settings over the recipe's, e.g. method=grpo")
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this directory")
+    train.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and stop")
+    train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
+    train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of so many")
+    train.add_argument("--quiet", action="store_true", help="no table at the end")
+    train.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, or only look at what would be trained; returns the exit code."""
+    from r3.config import load_config
+    from r3.config_text import describe
+    from r3.errors import ConfigError
+
+    recipe, overrides = arguments.recipe, list(arguments.overrides)
+    if recipe is not None and "=" in recipe:  # no recipe, overrides only
+        recipe, overrides = None, [recipe, *overrides]
+    given = load_config(Path(recipe) if recipe else None, overrides)
+    if arguments.resume is not None:
+        from r3.train.resume import resumed_config
+
+        if recipe is None and overrides:
+            config = resumed_config(arguments.resume, overrides=overrides)
+        else:
+            config = resumed_config(arguments.resume, given=given if recipe else None)
+    else:
+        config = given
+    if arguments.print_config:
+        print(describe(config))
+        return 0
+    processes = arguments.processes
+    if processes is not None and (processes < 1 or not arguments.dry_run):
+        raise ConfigError(
+            f"--processes {processes} is for the sums of --dry-run, from 1 on; to train in several processes: "
+            "torchrun --nproc-per-node N -m r3 train …"
+        )
+    if arguments.dry_run:
+        if arguments.resume is not None:
+            raise ConfigError("--dry-run looks at a recipe, --resume at a run: give one of them")
+        from r3.train.dryrun import dry_run
+
+        print(dry_run(config, processes=processes or 1))
+        return 0
+    return _run_training(config, arguments)
+
+
+def _run_training(config: object, arguments: argparse.Namespace) -> int:
+    import logging
+
+    logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
+    from r3.train.report import print_report
+    from r3.train.session import train
+
+    finished = train(config, arguments.resume)  # type: ignore[arg-type]  # r3.config is imported late
+    if finished is None:  # not the process that leads
+        return 0
+    if not arguments.quiet and finished.stopped_by is None:
+        print_report(finished.directory)
+    return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]

@@ -1,0 +1,20 @@
+"""How the policy is evaluated while it trains."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from r3.settings import Settings
+
+
+class EvaluateSettings(Settings):
+    """Held-out accuracy under the plain prompt, during and after training."""
+
+    every: int = Field(0, ge=0)
+    """Evaluate every so many steps; 0 only before and after."""
+    every_tokens: int = Field(0, ge=0)
+    """Evaluate whenever so many more tokens have been generated in training; 0 to count steps alone."""
+    samples: int = Field(1, ge=1)
+    """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature of the evaluation; 0 is greedy."""

@@ -1,0 +1,1 @@
+"""The model being trained: weights, packed forwards, the optimiser, one update; whole or sharded over processes."""

@@ -1,0 +1,151 @@
+"""Where the queries come from and who judges the answers: one class of settings per family of tasks.
+
+`task.name` says which family; an option of another family is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from r3.settings import Settings
+
+Split = Literal["train", "warm"]
+
+
+class TaskSettings(Settings):
+    """What every family of tasks has."""
+
+    name: str
+    """Which family of tasks."""
+    heldout: int = Field(512, ge=0)
+    """How many problems are kept apart for evaluation."""
+    pass_rates_from: str | None = None
+    """The directory of an r3 train on the same problems ({seed} is filled in); one step with large groups is enough.
+    Only problems with a pass rate there from min_pass_rate to max_pass_rate are trained on."""
+    min_pass_rate: float = Field(0.0, ge=0, le=1)
+    """With pass_rates_from: leave out problems that were solved less often than this; above 0, those never solved."""
+    max_pass_rate: float = Field(1.0, ge=0, le=1)
+    """With pass_rates_from: leave out problems that were solved more often than this."""
+    retries_from: str | None = None
+    """r3 sft: the directory of an r3 train on the same problems. Where it answered wrongly, learn the reflection prompt
+    that shows the answer too, so that the model can do something with a failure in its context."""
+
+    @model_validator(mode="after")
+    def _pass_rates_have_a_source(self) -> TaskSettings:
+        if self.pass_rates_from is None and (self.min_pass_rate, self.max_pass_rate) != (0.0, 1.0):
+            raise ValueError("min_pass_rate and max_pass_rate need pass_rates_from, the run that measured them")
+        if self.min_pass_rate > self.max_pass_rate:
+            raise ValueError(f"min_pass_rate={self.min_pass_rate:g} is above max_pass_rate={self.max_pass_rate:g}")
+        return self
+
+
+class ArithmeticSettings(TaskSettings):
+    """Chains of sums with written working, for the embedded model."""
+
+    name: Literal["arithmetic"] = "arithmetic"
+    """Which family: arithmetic (for the embedded model), graded-arithmetic (for any chat model), reasoning-gym (puzzles
+    of many families; needs r3-rl[reasoning-gym]) or file (your own data, or a maths set by name)."""
+    difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
+    """How many terms the sums have."""
+    size: int = Field(256, ge=1)
+    """How many training problems."""
+
+
+class PromptedSettings(TaskSettings):
+    """Tasks whose question can be put as a chat, with an instruction behind it."""
+
+    chat: bool = True
+    """Put the question through the tokenizer's chat template."""
+    instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
+    """Appended to every question."""
+
+
+class GradedArithmeticSettings(PromptedSettings):
+    """Chains of sums for any chat model, graded by their number of terms."""
+
+    name: Literal["graded-arithmetic"]
+    """Which family."""
+    difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
+    """How many terms the sums have."""
+    size: int = Field(256, ge=1)
+    """How many training problems."""
+    split: Split = "train"
+    """Which problems to train on; 'warm' are others, for a supervised warm start."""
+
+
+class ReasoningGymSettings(PromptedSettings):
+    """Puzzles of a hundred families with their own scorers (needs r3-rl[reasoning-gym])."""
+
+    name: Literal["reasoning-gym"]
+    """Which family of tasks."""
+    family: str
+    """The family of puzzles, e.g. letter_counting, number_sorting, knights_knaves."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The puzzles' own settings, e.g. {n_people: 2}."""
+    size: int = Field(256, ge=1)
+    """How many training problems."""
+    split: Split = "train"
+    """Which problems to train on; 'warm' are others, for a supervised warm start."""
+
+
+class FileSettings(PromptedSettings):
+    """Your own data, or a maths set by name."""
+
+    name: Literal["file"]
+    """Which family of tasks."""
+    path: str
+    """A JSONL, JSON or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a data set
+    of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
+    heldout_path: str | None = None
+    """The evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
+    rows: tuple[int, int] | None = None
+    """Only the rows of `path` from the first number (from 0) up to the second, e.g. to warm-start on some and
+    reinforce on others."""
+    id_column: str = "id"
+    """Column of the stable query id; where it is missing the id is a hash of the question."""
+    question_column: str = "problem"
+    """Column of the question."""
+    answer_column: str = "answer"
+    """Column of the reference answer."""
+    min_difficulty: float | None = None
+    """Leave out problems whose column `difficulty` is below this (deepscaler: 0 to 100)."""
+    max_difficulty: float | None = None
+    """Leave out problems whose column `difficulty` is above this."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Leave out training problems whose prompt is longer than this."""
+    verifier: str = "math"
+    """'math' judges the last \\boxed{} symbolically, 'boxed' as text; or the dotted path of your own function
+    f(completion, **columns) → float or bool (right above 0.5)."""
+    caged: bool = False
+    """Run your own function in killable worker processes with a time and a memory limit."""
+
+
+FAMILIES: Mapping[str, type[TaskSettings]] = {
+    "arithmetic": ArithmeticSettings,
+    "graded-arithmetic": GradedArithmeticSettings,
+    "reasoning-gym": ReasoningGymSettings,
+    "file": FileSettings,
+}
+
+
+def _family(given: Any) -> str:
+    name = given.get("name", "arithmetic") if isinstance(given, dict) else getattr(given, "name", given)
+    return str(name)
+
+
+AnyTaskSettings = Annotated[
+    Annotated[ArithmeticSettings, Tag("arithmetic")]
+    | Annotated[GradedArithmeticSettings, Tag("graded-arithmetic")]
+    | Annotated[ReasoningGymSettings, Tag("reasoning-gym")]
+    | Annotated[FileSettings, Tag("file")],
+    Discriminator(_family),
+]
+
+
+def of_its_family(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that the family they name does not have: another family was named over a recipe's."""
+    family = FAMILIES.get(_family(given))
+    return {key: value for key, value in given.items() if family is None or key in family.model_fields}

@@ -1,0 +1,20 @@
+"""How long a run is and how large its steps are."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from r3.policy.settings import OptimiserSettings
+
+
+class TrainSettings(OptimiserSettings):
+    """The loop and the optimiser."""
+
+    queries_per_step: int = Field(16, ge=1)
+    """D_b: queries per step."""
+    epochs: int = Field(3, ge=1)
+    """Passes over the task."""
+    steps: int | None = Field(None, ge=1)
+    """Stop after so many steps, whatever epochs says."""
+    tokens: int | None = Field(None, ge=1)
+    """Stop at the end of the step in which so many tokens have been generated (reflection and resampling included)."""
