@@ -149,20 +149,22 @@ class Sandbox:
             "graded": graded,
         }
         runs = len(tests) if programs else 1
-        worker = self._idle.get()
-        try:
-            worker = worker or self._started()
-            reply = worker.ask(message, runs)
-        except _Broken as broken:
-            if worker is not None:
-                worker.close()
-            worker = None
-            raise VerifierError(f"a sandbox worker failed ({broken}); this is no answer's fault, see its output") from broken
-        finally:
-            self._idle.put(worker)
-        if reply is None:  # the tests' process was ended: only tests that run on by themselves, or the machine, do that
-            return Outcome(0, len(tests), "timeout", "The tests took too long.")
-        return Outcome(int(reply["passed"]), len(tests), str(reply["reason"]), str(reply["feedback"]))
+        for _ in range(2):  # a worker may have died of something else: the case gets another
+            worker = self._idle.get()
+            try:
+                worker = worker or self._started()
+                reply = worker.ask(message, runs)
+            except _Broken:
+                if worker is not None:
+                    worker.close()
+                worker = None
+                continue
+            finally:
+                self._idle.put(worker)
+            if reply is None:  # the tests' process was ended: only tests that run on by themselves do that
+                return Outcome(0, len(tests), "timeout", "The tests took too long.")
+            return Outcome(int(reply["passed"]), len(tests), str(reply["reason"]), str(reply["feedback"]))
+        return Outcome(0, len(tests), "crashed", "The answer ended the process that runs it.")
 
     def _started(self) -> _Worker:
         with self._lock:

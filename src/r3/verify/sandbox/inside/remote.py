@@ -1,8 +1,9 @@
-"""The tests' view of the answer: names and objects that live in another process, reached by questions with a deadline."""
+"""The tests' view of the answer: names and objects of another process, reached by questions with a deadline."""
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -84,7 +85,7 @@ class Remote:
     """A function or object of the answer's. It can be called, looked into and handed back, but never compared."""
 
     __slots__ = ("_connection", "_kind", "_place")
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, connection: Connection, place: list[Any], kind: str) -> None:
         for name, value in zip(self.__slots__, (connection, kind, place), strict=True):
@@ -125,7 +126,8 @@ class Remote:
 
 def _place(value: Any) -> list[Any]:
     if type(value) is Remote:
-        return value._place
+        place: list[Any] = value._place
+        return place
     raise NotPlain(f"the test hands over a value of type {type(value).__name__}, which is not plain data")
 
 
@@ -145,9 +147,9 @@ def _raise(kind: str, message: str, where: str) -> NoReturn:
         raise NotPlain(message)
     found = getattr(builtins, kind, None)
     plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _STEERING)
-    try:
-        error = found(message) if plain and found is not None else AnswerError(f"{kind}: {message}")
-    except TypeError:  # an exception that wants more arguments
-        error = AnswerError(f"{kind}: {message}")
-    error.raised_by_answer = (kind, message, where)  # type: ignore[attr-defined]
+    error: Any = AnswerError(f"{kind}: {message}")
+    if plain and found is not None:
+        with contextlib.suppress(TypeError):  # one that wants more arguments
+            error = found(message)
+    error.raised_by_answer = (kind, message, where)
     raise error

@@ -69,7 +69,7 @@ def supported() -> bool:
 def restrict() -> None:
     """Put this process, and the threads it will start, under the list, for good. Needs no privileges."""
     program = _program(os.getpid())
-    array = (_Filter * len(program))(*program)
+    array = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     call = _SECCOMP[_ARCHITECTURES[platform.machine()][0]]
     linux.syscall(

@@ -13,7 +13,6 @@ import random
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
-from . import pipe
 from .names import GOT, KeepLeft, resolve
 from .plain import NotPlain
 from .remote import AnswerGone, Connection, Remote
@@ -95,7 +94,9 @@ def _loaded(connection: Connection, job: dict[str, Any], name: str) -> Failure |
     return Failure(reason, _joined("The answer does not run.", f"{kind}: {message}", where))
 
 
-def _attempt(connection: Connection, program: CodeType, names: dict[str, Any], source: str, what: str) -> Failure | None:
+def _attempt(
+    connection: Connection, program: CodeType, names: dict[str, Any], source: str, what: str
+) -> Failure | None:
     """Run one test; None if it passes."""
     names.pop(GOT, None)
     try:

@@ -16,11 +16,11 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
-from . import answer, layers, linux, pipe, tester
+from . import answer, landlock, layers, linux, pipe, seccomp, tester
 
 # What answers import, loaded before the walls go up: also extension modules whose libraries lie outside Python's.
 _WARM = (
@@ -72,7 +72,7 @@ def _zygote(
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() not in (launcher, 0):  # 0 is a parent outside the namespace
-            return os._exit(1)
+            os._exit(1)
         zygote = Zygote(mode, user, limits)
         channel.send(json.dumps(zygote.wall_up(namespaces)).encode())
         gc.collect()
@@ -105,9 +105,9 @@ class Zygote:
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         self.rules = layers.landlock_rules(self.mode)
         if self.rules is not None:
-            built.append(f"Landlock (version {layers.landlock.version()})")
+            built.append(f"Landlock (version {landlock.version()})")
         if self.mode != "none":
-            if not layers.seccomp.supported():
+            if not seccomp.supported():
                 raise OSError("seccomp: no list of system calls for this processor")
             built.append("seccomp")
             if done := self._probed():
@@ -158,8 +158,10 @@ class Zygote:
         limits = self.limits
         seconds = limits["seconds"] * len(ends) + _GRACE
         self._confine(user=self.user + 1, seconds=seconds, file_kb=_TEST_FILES_KB)
-        verdict = tester.judge(pipe.receive(job), ends, limits["seconds"], limits["output_kb"] * 1024)
-        pipe.send(job, verdict)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)  # what a test prints is nobody's
+        os.dup2(nowhere, 2)
+        pipe.send(job, tester.judge(pipe.receive(job), ends, limits["seconds"], limits["output_kb"] * 1024))
 
     def _confine(self, user: int, seconds: float | None = None, file_kb: int | None = None) -> None:
         limits = self.limits
@@ -181,8 +183,6 @@ class Zygote:
             return pid
         try:
             work()
-        except BaseException:
-            import traceback; os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(0)
 
@@ -205,11 +205,7 @@ class Zygote:
 
 def _end_orphans() -> None:
     """What answers without walls have started, which has become this process's children."""
-    while children := open(f"/proc/self/task/{os.getpid()}/children").read().split():
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         for pid in map(int, children):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
