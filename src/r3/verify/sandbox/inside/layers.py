@@ -107,8 +107,8 @@ def landlock_rules(mode: str) -> int | None:
         if landlock.version() < _LANDLOCK_ALONE:
             raise OSError(f"Landlock version {landlock.version()}: without namespaces {_LANDLOCK_ALONE} is needed")
         entries = [f"{path}/{name}" for path in library() for name in os.listdir(path) if name not in _PACKAGES]
-        return landlock.ruleset([*entries, *_DEVICES], [])
-    return landlock.ruleset(["/"], [_ROOM]) if landlock.version() else None
+        return landlock.ruleset([*entries, *_DEVICES], [os.devnull])
+    return landlock.ruleset(["/"], [_ROOM, os.devnull]) if landlock.version() else None
 
 
 def unused_user() -> int:

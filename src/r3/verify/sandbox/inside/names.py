@@ -1,4 +1,4 @@
-"""Which names of a test are the answer's, decided from the tests alone: no answer can put its own `abs` in their way."""
+"""Which names of a test are the answer's, decided from the tests alone: no answer can put its own `abs` there."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Remote:
     """A function or object of the answer's. It can be called, looked into and handed back, but never compared."""
 
     __slots__ = ("_connection", "_kind", "_place")
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, connection: Connection, place: list[Any], kind: str) -> None:
         for name, value in zip(self.__slots__, (connection, kind, place), strict=True):
@@ -118,7 +118,7 @@ class Remote:
     def _refuse(self, *_: Any) -> NoReturn:
         raise NotPlain(f"a value of type {self._kind}, which is not plain data")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse
 
     def __repr__(self) -> str:
         return f"<{self._kind} object>"
