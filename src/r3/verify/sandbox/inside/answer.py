@@ -5,11 +5,13 @@ Whatever the answer does to this module, it can only change what it says when as
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +44,12 @@ class Service:
         self.lines = code.splitlines()
         if preamble:
             exec(compile(preamble, "<problem>", "exec"), self.names)
-        exec(program, self.names)
+        try:
+            exec(program, self.names)
+        finally:
+            if name == "__main__":  # what a program still does at its end
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
 
     def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> tuple[Any, dict[int, Any]]:
         """A call's value, and the arguments that it changed."""
@@ -98,6 +105,8 @@ def serve(channel: int) -> None:
     """Do what is asked until the other side ends."""
     random.seed(0)
     sys.argv = [""]
+    for name in ("exit", "quit"):  # as in any program; Python's `site` defines them, which is not loaded
+        setattr(builtins, name, sys.exit)
     service = Service()
     while True:
         try:

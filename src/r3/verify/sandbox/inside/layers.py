@@ -31,7 +31,6 @@ _DEVICES = ("/dev/null", "/dev/urandom")
 _PACKAGES = ("site-packages", "dist-packages")
 _LANDLOCK_ALONE = 3  # the first version that guards truncation
 _TASKS = 64  # threads of all the answers of a verdict
-_OPEN_FILES = 64
 
 
 @cache
@@ -131,7 +130,7 @@ def _reachable() -> bool:
     return all(parent.stat().st_mode & 1 for path in library() for parent in (Path(path), *Path(path).parents))
 
 
-def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, file_kb: int) -> None:
+def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, file_kb: int, files: int) -> None:
     """The last walls, in a process that is about to run an answer or its tests."""
     megabyte = 2**20
     cpu = math.ceil(seconds) + 1  # the wall time ends first; this is for when nothing is left to watch it
@@ -140,7 +139,7 @@ def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, fil
         (resource.RLIMIT_CPU, cpu),
         (resource.RLIMIT_AS, memory_mb * megabyte),
         (resource.RLIMIT_FSIZE, file_kb * 1024),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NOFILE, files),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),

@@ -35,10 +35,12 @@ def receive(handle: int, deadline: float | None = None) -> Any:
 
 def _exactly(handle: int, size: int, deadline: float | None) -> bytes:
     parts = []
+    waiting = select.poll()  # not select.select, which takes no descriptor above 1023
+    waiting.register(handle, select.POLLIN)
     while size:
         if deadline is not None:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
+            if left <= 0 or not waiting.poll(left * 1000):
                 raise TimeoutError
         part = os.read(handle, min(size, 2**20))
         if not part:

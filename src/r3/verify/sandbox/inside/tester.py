@@ -39,9 +39,13 @@ class Failure(NamedTuple):
 def judge(job: dict[str, Any], runs: list[Run], seconds: float, output_limit: int) -> dict[str, Any]:
     """What came of the tests: passed, total, and the first failure."""
     random.seed(0)
-    if job["programs"]:
-        return _programs(job, runs, seconds, output_limit)
-    return _functions(job, runs[0], seconds, output_limit)
+    try:
+        if job["programs"]:
+            return _programs(job, runs, seconds, output_limit)
+        return _functions(job, runs[0], seconds, output_limit)
+    except (MemoryError, OSError, RecursionError) as error:
+        failure = Failure("crashed", f"The tests cannot go on: {type(error).__name__}: {error}")
+        return _verdict(0, len(job["tests"]), failure)
 
 
 def _functions(job: dict[str, Any], run: Run, seconds: float, output_limit: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +33,8 @@ _WARM = (
 )  # fmt: skip
 _THREAD_LIBRARY = "libgcc_s.so.1"  # glibc loads it when a thread is cancelled, and ends the process without it
 _GRACE = 1.0  # seconds for a tests' process beyond what the answer may take
-_TEST_FILES_KB = 65_536
+_LARGEST_INPUT_KB = 65_536
+_FILES, _TESTS_FILES = 64, 256  # open at once
 
 
 def main(control: int, host: int, mode: str, settings: str) -> None:
@@ -118,7 +120,7 @@ class Zygote:
         ours, theirs = os.pipe()
 
         def attempt() -> None:
-            self._confine(user=self.user)
+            self._confine(self.user)
             pipe.send(theirs, layers.probe(self.limits["outside"]))
 
         self._fork(attempt)
@@ -133,10 +135,11 @@ class Zygote:
     def serve(self, job: int, runs: int) -> None:
         """Fork the processes of one verdict, wait for the tests' one, end them all."""
         ends = []
-        for _ in range(runs):
+        for place in range(runs):
             ours, theirs = socket.socketpair()
             stdin, output = os.memfd_create("stdin"), os.memfd_create("output")
-            self._fork(lambda t=theirs, s=stdin, o=output: self._answer(t.fileno(), s, o))  # type: ignore[misc]
+            room = str(place) if runs > 1 else "."
+            self._fork(partial(self._answer, theirs.fileno(), stdin, output, room))
             theirs.close()
             ends.append(tester.Run(ours.detach(), stdin, output))
         judge = self._fork(lambda: self._tests(job, ends))
@@ -149,21 +152,26 @@ class Zygote:
         if self.mode in ("root", "user"):
             layers.empty_scratch(self.limits["scratch_mb"])
 
-    def _answer(self, channel: int, stdin: int, output: int) -> None:
-        self._confine(user=self.user)
+    def _answer(self, channel: int, stdin: int, output: int, room: str) -> None:
+        self._confine(self.user)
+        with contextlib.suppress(OSError):  # without namespaces there is no directory to write in
+            os.makedirs(room, exist_ok=True)
+            os.chdir(room)
         answer.become(channel, stdin, output)
         answer.serve(3)
 
     def _tests(self, job: int, ends: list[tester.Run]) -> None:
         limits = self.limits
         seconds = limits["seconds"] * len(ends) + _GRACE
-        self._confine(user=self.user + 1, seconds=seconds, file_kb=_TEST_FILES_KB)
+        self._confine(self.user + 1, seconds, _LARGEST_INPUT_KB, _TESTS_FILES)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)  # what a test prints is nobody's
         os.dup2(nowhere, 2)
         pipe.send(job, tester.judge(pipe.receive(job), ends, limits["seconds"], limits["output_kb"] * 1024))
 
-    def _confine(self, user: int, seconds: float | None = None, file_kb: int | None = None) -> None:
+    def _confine(
+        self, user: int, seconds: float | None = None, file_kb: int | None = None, files: int = _FILES
+    ) -> None:
         limits = self.limits
         layers.change_user(self.mode, user)
         if os.getpid() != 1:
@@ -174,6 +182,7 @@ class Zygote:
             seconds=seconds or limits["seconds"],
             memory_mb=limits["memory_mb"],
             file_kb=file_kb or limits["output_kb"],
+            files=files,
         )
 
     def _fork(self, work: Callable[[], None]) -> int:
