@@ -200,7 +200,7 @@ def test_setup_runs_between_the_answer_and_the_tests(verifier: CodeVerifier) -> 
         ("def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", "pass"),
         ("print(sum(map(int, open(0).read().split())))\nexit()", "pass"),
         ("import os\nprint(sum(map(int, input().split())), flush=True)\nos._exit(0)", "pass"),
-        ("import threading as t\nt.Thread(target=lambda: print(eval(input().replace(" ", "+")))).start()", "pass"),
+        ("import threading as t\nt.Thread(target=lambda: print(eval(input().replace(' ', '+')))).start()", "pass"),
         ("import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))\nraise SystemExit", "pass"),
         ("print(3)", "fail"),
         ("print(sum(map(int, input().split())))\n1 / 0", "error"),
