@@ -16,6 +16,10 @@ class Verdict:
     right: bool
     reason: str
     seconds: float = 0.0
+    feedback: str = ""
+    """What went wrong, for a reader: the failing test of a program, say. May be shown to the model in a reflection."""
+    share: float | None = None
+    """The share of the tests that passed, where there are several and all were run."""
 
 
 class Case(NamedTuple):

@@ -1,0 +1,180 @@
+"""The walls round an answer, by what the machine offers.
+
+`root` and `user` build a new root directory in namespaces of its own: a small file system in memory with Python's
+library, read-only, and an empty scratch directory. `root` needs CAP_SYS_ADMIN, `user` an unprivileged user namespace.
+`landlock` has neither: the kernel keeps the process from opening anything but Python's library. `none` has no walls.
+Limits and, but for `none`, the list of system calls come on top in every answer's own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+from . import landlock, linux, seccomp
+
+MODES = ("root", "user", "landlock", "none")
+_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+_NOBODY = 65534
+_UNUSED_USERS = 0x70000000  # plus a process id: a user whom nothing on the machine belongs to
+_BASE, _OLD = "/tmp", "/old"  # any existing directory; the old root's place in the new one, for a moment
+_ROOM = "/room"
+SCRATCH = f"{_ROOM}/scratch"
+_DEVICES = ("/dev/null", "/dev/urandom")
+_PACKAGES = ("site-packages", "dist-packages")
+_LANDLOCK_ALONE = 3  # the first version that guards truncation
+_TASKS = 64  # threads of all the answers of a verdict
+
+
+@cache
+def library() -> list[str]:
+    """The directories of Python's own library: all that an answer may read."""
+    return [path for path in sys.path if os.path.isdir(path)]
+
+
+def enter_namespaces(mode: str) -> str:
+    """Leave the machine's namespaces, as far as the mode asks for it; what was done. PIDs change at the next fork."""
+    if mode not in ("root", "user"):
+        return ""
+    user, group = os.geteuid(), os.getegid()
+    if mode == "root":
+        linux.unshare(_NAMESPACES)
+        return "mount, PID, network, IPC and UTS namespaces"
+    linux.unshare(_NAMESPACES | linux.CLONE_NEWUSER)
+    for name, line in (("setgroups", "deny"), ("uid_map", f"{_NOBODY} {user} 1"), ("gid_map", f"{_NOBODY} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
+    return "user, mount, PID, network, IPC and UTS namespaces"
+
+
+def build_root(scratch_mb: int) -> str:
+    """Make the new root directory, move into it and let go of the old one; what was done."""
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", _BASE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,nr_inodes=1k,mode=755")
+    folders = library()
+    os.mkdir(_BASE + _OLD)
+    linux.pivot_root(_BASE, _BASE + _OLD)
+    os.chdir("/")
+    for path in folders:
+        os.makedirs(path, exist_ok=True)
+        if not os.listdir(path):  # else it lies below one that is there already
+            linux.mount(_OLD + path, path, None, linux.MS_BIND | linux.MS_REC)
+            linux.make_read_only(path)
+            for name in _PACKAGES:
+                if os.path.isdir(f"{path}/{name}"):
+                    linux.mount("tmpfs", f"{path}/{name}", "tmpfs", linux.MS_RDONLY, "size=4k,nr_inodes=1")
+    os.mkdir("/dev")
+    for path in _DEVICES:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
+        linux.mount(_OLD + path, path, None, linux.MS_BIND)
+    os.makedirs(SCRATCH)
+    linux.unmount(_OLD)
+    os.rmdir(_OLD)
+    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("none", "/", None, flags)
+    mount_scratch(scratch_mb)
+    os.chdir(SCRATCH)
+    return "a root directory with Python's library alone, read-only, and a scratch directory in memory"
+
+
+def mount_scratch(megabytes: int) -> None:
+    flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+    linux.mount("tmpfs", SCRATCH, "tmpfs", flags, f"size={megabytes}m,nr_inodes=1k,mode=777")
+
+
+def empty_scratch(megabytes: int) -> None:
+    """A new scratch directory if the last answer left anything in it. Nothing runs that could hold the old one."""
+    os.chdir("/")
+    if os.listdir(SCRATCH):
+        linux.unmount(SCRATCH)
+        mount_scratch(megabytes)
+    os.chdir(SCRATCH)
+
+
+def landlock_rules(mode: str) -> int | None:
+    """Rules for the answers' processes; None where the kernel has none and namespaces do without."""
+    if mode == "none":
+        return None
+    if mode == "landlock":
+        if landlock.version() < _LANDLOCK_ALONE:
+            raise OSError(f"Landlock version {landlock.version()}: without namespaces {_LANDLOCK_ALONE} is needed")
+        entries = [f"{path}/{name}" for path in library() for name in os.listdir(path) if name not in _PACKAGES]
+        return landlock.ruleset([*entries, *_DEVICES], [os.devnull])
+    return landlock.ruleset(["/"], [_ROOM, os.devnull]) if landlock.version() else None
+
+
+def unused_user() -> int:
+    return _UNUSED_USERS + os.getpid()
+
+
+def change_user(mode: str, user: int) -> None:
+    """From root to a user of no one's, if that user can still reach Python's library.
+
+    In `user` mode there is nothing to give up: root there is root in its namespace alone.
+    """
+    if os.geteuid() == 0 and (mode == "root" or (mode == "landlock" and _reachable())):
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+
+
+@cache
+def _reachable() -> bool:
+    return all(parent.stat().st_mode & 1 for path in library() for parent in (Path(path), *Path(path).parents))
+
+
+def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, file_kb: int, files: int) -> None:
+    """The last walls, in a process that is about to run an answer or its tests."""
+    megabyte = 2**20
+    cpu = math.ceil(seconds) + 1  # the wall time ends first; this is for when nothing is left to watch it
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    for name, value in (
+        (resource.RLIMIT_CPU, cpu),
+        (resource.RLIMIT_AS, memory_mb * megabyte),
+        (resource.RLIMIT_FSIZE, file_kb * 1024),
+        (resource.RLIMIT_NOFILE, files),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(name, (value, value))
+    if mode == "none":
+        return
+    resource.setrlimit(resource.RLIMIT_NPROC, (_TASKS, _TASKS))
+    linux.drop_capabilities()
+    if rules is not None:
+        landlock.restrict(rules)
+    seccomp.restrict()
+
+
+def probe(outside: Sequence[str]) -> list[str]:
+    """Try in a confined process what an answer must not be able to do; what did succeed."""
+    way = {part for path in library() for part in path.split("/")}  # directories that lead to the library stay visible
+    attempts: dict[str, Callable[[], object]] = {
+        "open a socket": socket.socket,
+        "start a process": lambda: os.fork() or os._exit(0),
+        "signal another process": lambda: os.kill(os.getppid() or 1, 0),
+        "run a program": lambda: os.execv(sys.executable, [sys.executable, "-c", ""]),
+        "write outside its scratch directory": lambda: os.open("/r3-probe", os.O_CREAT | os.O_WRONLY),
+        "see processes": lambda: os.listdir("/proc/self"),
+        "change Python's library": lambda: os.truncate(f"{library()[0]}/os.py", 2**40),
+        **{f"list {path}": partial(_unexpected, path, way) for path in outside},
+    }
+    done = []
+    for name, attempt in attempts.items():
+        with contextlib.suppress(OSError):
+            attempt()
+            done.append(name)
+    return done
+
+
+def _unexpected(path: str, way: set[str]) -> None:
+    if not set(os.listdir(path)) - way:
+        raise FileNotFoundError(path)

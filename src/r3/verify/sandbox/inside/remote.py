@@ -1,0 +1,155 @@
+"""The tests' view of the answer: names and objects of another process, reached by questions with a deadline."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from . import pipe
+from .plain import NotPlain, pack, unpack
+
+# Raised by a call, these would not end a test but steer it: a loop that asks the answer would stop as if it were done.
+_STEERING = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
+class AnswerGone(BaseException):
+    """The answer's process ended, or did not answer in time. Not an Exception: no test's `except` means this."""
+
+
+class AnswerError(RuntimeError):
+    """An exception that the answer raised and that has no counterpart here."""
+
+
+class Connection:
+    """Questions to one answer's process, all within one deadline."""
+
+    def __init__(self, channel: int, seconds: float) -> None:
+        self.channel = channel
+        self.deadline = time.monotonic() + seconds
+        self.gone = ""
+        """Why nothing can be asked any more; no test passes after that, even one that hides the exception."""
+
+    def ask(self, *question: Any) -> dict[str, Any]:
+        if not self.gone:
+            try:
+                pipe.send(self.channel, question)
+                reply = pipe.receive(self.channel, self.deadline)
+                if isinstance(reply, dict):
+                    return reply
+                self.gone = "crashed"
+            except TimeoutError:
+                self.gone = "timeout"
+            except (EOFError, OSError):
+                self.gone = "crashed"
+        raise AnswerGone(self.gone)
+
+    def value(self, *question: Any) -> Any:
+        """The value that a question has, or the exception that the answer raised."""
+        return self._value(self.ask(*question))
+
+    def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        packed = [self.pack(argument) for argument in arguments]
+        reply = self.ask("call", function, packed, {key: self.pack(value) for key, value in named.items()})
+        value = self._value(reply)
+        changed = reply.get("changed")
+        for place, after in changed.items() if isinstance(changed, dict) else ():
+            _update(arguments[int(place)], self.unpack(after))
+        return value
+
+    def pack(self, value: Any) -> Any:
+        return pack(value, _place)
+
+    def unpack(self, data: Any) -> Any:
+        try:
+            return unpack(data, self._stand_in)
+        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, RecursionError) as error:
+            self.gone = "crashed"  # no reply of ours looks like that
+            raise AnswerGone(self.gone) from error
+
+    def _stand_in(self, data: list[Any]) -> Remote:
+        kind, number, name = data
+        if kind != "object":
+            raise ValueError("no value")
+        return Remote(self, ["object", int(number)], str(name)[:80])
+
+    def _value(self, reply: dict[str, Any]) -> Any:
+        if "raised" in reply:
+            _raise(*(str(reply.get(key, "")) for key in ("raised", "message", "where")))
+        return self.unpack(reply.get("value"))
+
+
+class Remote:
+    """A function or object of the answer's. It can be called, looked into and handed back, but never compared."""
+
+    __slots__ = ("_connection", "_kind", "_place")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, connection: Connection, place: list[Any], kind: str) -> None:
+        for name, value in zip(self.__slots__, (connection, kind, place), strict=True):
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._connection.call(self._place, arguments, named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._connection.value("get", self._place, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._connection.value("set", self._place, name, self._connection.pack(value))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._connection.value("item", self._place, self._connection.pack(key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._connection.value("set_item", self._place, self._connection.pack(key), self._connection.pack(value))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._connection.value("items", self._place))
+
+    def __len__(self) -> int:
+        size = self._connection.value("size", self._place)
+        return size if isinstance(size, int) else self._refuse()
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise NotPlain(f"a value of type {self._kind}, which is not plain data")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} object>"
+
+
+def _place(value: Any) -> list[Any]:
+    if type(value) is Remote:
+        place: list[Any] = value._place
+        return place
+    raise NotPlain(f"the test hands over a value of type {type(value).__name__}, which is not plain data")
+
+
+def _update(argument: Any, after: Any) -> None:
+    """What the answer did to an argument, done to the test's own copy."""
+    if type(argument) is not type(after):
+        return
+    if isinstance(argument, list | bytearray):
+        argument[:] = after
+    else:
+        argument.clear()
+        argument.extend(after) if hasattr(argument, "extend") else argument.update(after)
+
+
+def _raise(kind: str, message: str, where: str) -> NoReturn:
+    if kind == "NotPlain":
+        raise NotPlain(message)
+    found = getattr(builtins, kind, None)
+    plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _STEERING)
+    error: Any = AnswerError(f"{kind}: {message}")
+    if plain and found is not None:
+        with contextlib.suppress(TypeError):  # one that wants more arguments
+            error = found(message)
+    error.raised_by_answer = (kind, message, where)
+    raise error
