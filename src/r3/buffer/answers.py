@@ -16,6 +16,13 @@ class Attempts(NamedTuple):
     solved: int
 
 
+class Reflected(NamedTuple):
+    """Answers after a shown failure, and the plain ones to the same queries in the same steps: what reflection adds."""
+
+    after: Attempts
+    plain: Attempts
+
+
 class Rewound(NamedTuple):
     """What `forget_after` did: samples removed, and evicted ones brought back."""
 

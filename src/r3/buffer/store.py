@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from r3.buffer import answers, damage, exchange, schema, stored, totals
-from r3.buffer.answers import Attempts, LedgerEntry, Overview, Rewound, Stats
+from r3.buffer.answers import Attempts, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.errors import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.buffer.totals import NOTHING
@@ -193,24 +194,59 @@ class SampleBuffer:
         return found
 
     def attempts(
-        self, query_ids: Iterable[str], *, context: ContextKind | None = "plain", since_step: int = 0
+        self,
+        query_ids: Iterable[str],
+        *,
+        context: ContextKind | None = "plain",
+        since_step: int = 0,
+        newest: int | None = None,
     ) -> dict[str, Attempts]:
-        """Verified attempts at each query since `since_step`, evicted ones included; queries without any are absent."""
+        """Verified attempts at each query since `since_step`, evicted ones included; queries without any are absent.
+
+        With `newest`, only the last steps of each query that hold so many attempts (or more, as steps are not split).
+        """
         kind = "" if context is None else f"AND reflection = {_reflection(context)}"
-        select = f"SELECT SUM(tried), SUM(solved) FROM attempts WHERE query = ? {kind} AND step >= ?"
+        newer = "SUM(SUM(tried)) OVER (ORDER BY step DESC) - SUM(tried)"
+        select = (
+            "SELECT SUM(tried), SUM(solved) FROM ("
+            f"SELECT SUM(tried) AS tried, SUM(solved) AS solved, {newer} AS newer FROM attempts "
+            f"WHERE query = ? {kind} AND step >= ? GROUP BY step) WHERE newer < ?"
+        )
+        most = sys.maxsize if newest is None else newest
         found: dict[str, Attempts] = {}
         with self._reading("reading attempts") as db:
             for query_id, key in self._known(db, dict.fromkeys(_several(query_ids))):
-                tried, solved = db.execute(select, (key, since_step)).fetchone()
+                tried, solved = db.execute(select, (key, since_step, most)).fetchone()
                 if tried:
                     found[query_id] = Attempts(tried, solved)
         return found
 
+    def reflected(self, newest: int) -> Reflected:
+        """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
+        by_step = (
+            "SELECT SUM(r.tried), SUM(r.solved), TOTAL(p.tried), TOTAL(p.solved) FROM attempts r "
+            "LEFT JOIN attempts p ON p.query = r.query AND p.step = r.step AND p.reflection = 0 "
+            "WHERE r.reflection = 1 GROUP BY r.step ORDER BY r.step DESC"
+        )
+        after, plain = Attempts(0, 0), Attempts(0, 0)
+        with self._reading("reading attempts") as db:
+            for tried, solved, plain_tried, plain_solved in db.execute(by_step):
+                after = Attempts(after.tried + tried, after.solved + solved)
+                plain = Attempts(plain.tried + int(plain_tried), plain.solved + int(plain_solved))
+                if after.tried >= newest:
+                    break
+        return Reflected(after, plain)
+
     def success_rate(
-        self, query_ids: Iterable[str], *, context: ContextKind | None = "plain", since_step: int = 0
+        self,
+        query_ids: Iterable[str],
+        *,
+        context: ContextKind | None = "plain",
+        since_step: int = 0,
+        newest: int | None = None,
     ) -> dict[str, float]:
-        """Mean past outcome of each query, over all it was ever tried with; a query never tried does not appear."""
-        tried = self.attempts(query_ids, context=context, since_step=since_step)
+        """Mean past outcome of each query, of those `attempts` counts; a query never tried does not appear."""
+        tried = self.attempts(query_ids, context=context, since_step=since_step, newest=newest)
         return {query_id: entry.solved / entry.tried for query_id, entry in tried.items()}
 
     def find(self, ids: Iterable[int]) -> dict[int, Sample]:
