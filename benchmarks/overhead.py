@@ -29,6 +29,7 @@ import torch
 import own_step
 from harness import Row, child_main, finish, isolated, parser, table
 from peers.generation import own_engine
+from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
 from r3.config import load_config
 from r3.method.step import StepResult
@@ -42,8 +43,8 @@ from shapes import SHAPES, random_model, word_tokenizer
 from work import ragged_of
 
 METHODS = ("grpo", "r3")
-STAGES = ("prompts", "rollout", "history", "method", "buffer", "update")
-MECHANISMS = ("prompts", "history", "method", "buffer")
+STAGES = ("prompts", "rollout", "method", "update")
+MECHANISMS = ("prompts", "method")
 STILL = 1e-30
 """A learning rate that moves no weight."""
 
@@ -71,13 +72,13 @@ def embedded_trainer(options: argparse.Namespace, method: str, folder: Path) -> 
     parts = build(config)
     optimiser = Optimiser(parts.policy.model.parameters(), config.train, total_updates=options.steps)
     updater = Updater(parts.policy, optimiser, config.method.objective, config.train, config.rollout.temperature)
-    group = config.rollout.group_size
+    group, tokenizer = config.rollout.group_size, parts.policy.tokenizer
+    buffer = SampleBuffer(folder / "buffer.sqlite", per_query=config.buffer.per_query, total=config.buffer.total)
     return Trainer(
         config,
-        parts.task,
         QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs),
-        Sampler(parts.engine, parts.task, parts.policy.tokenizer, parts.sampling, config.reward, group),
-        SampleBuffer(folder / "buffer.sqlite", per_query=config.buffer.per_query, total=config.buffer.total),
+        Sampler(parts.engine, parts.task, tokenizer, parts.sampling, config.reward, group),
+        Algorithm(config.method, buffer, tokenizer, seed=config.run.seed),
         updater,
     )
 
@@ -118,8 +119,8 @@ def measure(options: argparse.Namespace, write: Callable[[Row], None]) -> None:
                     write({"engine": method, **facts(result, metrics)})
         for trainer in trainers.values():
             trainer.sampler.close()
-            trainer.buffer.close()
-            trainer.task.close()
+            trainer.algorithm.buffer.close()
+            trainer.sampler.task.close()
 
 
 def facts(result: StepResult, metrics: Row) -> Row:

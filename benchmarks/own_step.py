@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from own import is_right, make_updater
+from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.method.settings import MethodSettings
@@ -100,9 +101,8 @@ def make_trainer(
     sampling = Sampling(max_tokens=limit, stop_tokens=())
     return Trainer(
         config,
-        task,
         QueryStream(task.train, seed=0, epochs=1000),
         Sampler(forced, task, tokenizer, sampling, config.reward, group),
-        SampleBuffer(folder / "buffer.sqlite", per_query=64, total=1_000_000),
+        Algorithm(config.method, SampleBuffer(folder / "buffer.sqlite"), tokenizer),
         make_updater(model, tokenizer, tokens, learning_rate),
     )

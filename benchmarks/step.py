@@ -117,7 +117,7 @@ def measure_ours(options: argparse.Namespace, engine: str) -> Row:
                 {"seconds": times["step"], "rollout_s": times["rollout"], "update_s": times["update"], "tokens": tokens}
             )
         trainer.sampler.close()
-        trainer.buffer.close()
+        trainer.algorithm.buffer.close()
     return row(engine, options, steps)
 
 

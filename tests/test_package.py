@@ -18,8 +18,10 @@ ALLOWED = {
     "settings": set(),
     "samples": set(),
     "locks": set(),
+    "config_text": set(),
     "method": {"settings", "samples"},
     "buffer": {"errors", "settings", "samples", "locks"},
+    "algorithm": {"errors", "settings", "samples", "method", "buffer"},
     "policy": {"errors", "settings", "samples", "method"},
     "rollout": {"settings", "samples", "policy"},
     "verify": {"errors"},
@@ -29,7 +31,20 @@ ALLOWED = {
     "evaluate": {"errors", "settings", "samples", "rollout", "tasks", "run", "verify"},
     "models": {"config", "errors"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
+    # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
+    "config": {
+        *("settings", "config_text", "errors"),
+        *("method", "buffer", "policy", "rollout", "tasks", "evaluate", "run", "train"),
+    },
+    "train": {
+        *("config", "errors", "settings", "samples", "method", "buffer", "algorithm"),
+        *("policy", "rollout", "tasks", "evaluate", "run"),
+    },
+    "integrations": {"config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"},
+    "embedded": {"config", "models", "rollout", "tasks"},
 }
+ENDS = {"commands", "cli", "__init__", "__main__"}
+"""Where the street ends: they may import any room, and none imports them."""
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -40,7 +55,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_importing_r3_costs_no_torch() -> None:
     assert not loaded_by("import r3") & {"torch", "transformers", "numpy", "pydantic"}
-    light = "import r3; r3.group_advantages([1, 0]); r3.structural_entropy_rewards; r3.SampleBuffer; r3.step"
+    light = "import r3; r3.group_advantages([1, 0]); r3.structural_entropy_rewards; r3.SampleBuffer; r3.Algorithm"
     assert not loaded_by(light) & {"torch", "transformers", "pyarrow"}
 
 
@@ -58,6 +73,11 @@ def test_every_export_resolves(name: str) -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="repaly"):
         r3.repaly  # noqa: B018
+
+
+def test_every_room_is_on_the_street() -> None:
+    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert rooms == ALLOWED.keys() | ENDS
 
 
 def test_the_street_is_one_way() -> None:

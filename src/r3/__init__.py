@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from r3.algorithm import Algorithm, Asked, Prompt
     from r3.buffer import SampleBuffer, SampleBufferError
     from r3.method.advantage import group_advantages
     from r3.method.objective import TokenBatch, policy_loss
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from r3.samples import Context, Group, Message, Query, Sample
 
 _HOME = {
+    "Algorithm": "r3.algorithm",
+    "Asked": "r3.algorithm",
     "Context": "r3.samples",
     "Group": "r3.samples",
     "Message": "r3.samples",
     "MethodSettings": "r3.method.settings",
+    "Prompt": "r3.algorithm",
     "Query": "r3.samples",
     "Sample": "r3.samples",
     "SampleBuffer": "r3.buffer",
@@ -44,10 +48,13 @@ _HOME = {
 }
 
 __all__ = [
+    "Algorithm",
+    "Asked",
     "Context",
     "Group",
     "Message",
     "MethodSettings",
+    "Prompt",
     "Query",
     "Sample",
     "SampleBuffer",

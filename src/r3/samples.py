@@ -33,6 +33,10 @@ class Message:
     content: str
 
 
+PromptText = str | tuple[Message, ...]
+"""A prompt before it is tokenized: plain text, or the turns of a chat."""
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """A problem to solve, under the id that links it to its history.
@@ -41,7 +45,7 @@ class Query:
     """
 
     id: str
-    prompt: str | tuple[Message, ...]
+    prompt: PromptText
     answer: str = ""
     columns: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
@@ -157,9 +161,14 @@ class Sample:
 
     def with_reward_part(self, name: str, value: float) -> Sample:
         """The same sample with one more part of its reward."""
-        fields = {slot: getattr(self, slot) for slot in Sample.__slots__}
-        fields |= {"reward": self.reward + value, "reward_parts": {**self.reward_parts, name: value}}
-        return Sample.trusted(**fields)
+        return self._with(reward=self.reward + value, reward_parts={**self.reward_parts, name: value})
+
+    def stored_as(self, id: int) -> Sample:
+        """The same sample with the id that the buffer gave it."""
+        return self._with(id=id)
+
+    def _with(self, **changed: Any) -> Sample:
+        return Sample.trusted(**{slot: getattr(self, slot) for slot in Sample.__slots__} | changed)
 
     def judged(self, outcome: bool, reward: float, verdict: str = "", **parts: float) -> Sample:
         """The same sample with its verdict and reward."""

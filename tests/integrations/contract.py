@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from r3.algorithm import seed_of
 from r3.method.step import StepResult
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FloatArray, IntArray, Query
 from r3.tasks.base import Verdict
-from r3.train.sampler import seed_of
 from r3.train.stream import QueryStream
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model
@@ -112,6 +112,7 @@ class Judged:
 
 def run_loop(folder: Path) -> list[StepResult]:
     """The recording through `r3.train.loop.Trainer`."""
+    from r3.algorithm import Algorithm
     from r3.buffer import SampleBuffer
     from r3.config import load_config
     from r3.policy.model import Policy
@@ -132,7 +133,8 @@ def run_loop(folder: Path) -> list[StepResult]:
     stream = InOrder(task.train, seed=0, epochs=EPOCHS)
     results = []
     with SampleBuffer(folder / "loop.sqlite") as buffer:
-        trainer = Trainer(config, task, stream, sampler, buffer, updater)
+        algorithm = Algorithm(config.method, buffer, policy.tokenizer, seed=config.run.seed)
+        trainer = Trainer(config, stream, sampler, algorithm, updater)
         while not stream.exhausted:
             results.append(trainer.train_step()[0])
     sampler.close()

@@ -39,7 +39,9 @@ def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], t
         for a, b in zip(theirs.groups, own.groups, strict=True):
             assert (a.group.query.id, a.group.context, a.ranked) == (b.group.query.id, b.group.context, b.ranked)
             assert a.group.prompt.tolist() == b.group.prompt.tolist()
-            assert [m.tokens.tolist() for m in a.members] == [m.tokens.tolist() for m in b.members]
-            assert [m.outcome for m in a.members] == [m.outcome for m in b.members]
+            assert [m.sample.tokens.tolist() for m in a.members] == [m.sample.tokens.tolist() for m in b.members]
+            assert [(m.origin, m.sample.outcome) for m in a.members] == [
+                (m.origin, m.sample.outcome) for m in b.members
+            ]
             np.testing.assert_allclose(a.rewards, b.rewards, rtol=0, atol=1e-6)
             np.testing.assert_allclose(a.advantages, b.advantages, rtol=0, atol=1e-6)

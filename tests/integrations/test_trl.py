@@ -19,8 +19,8 @@ from trl import GRPOConfig, GRPOTrainer
 import r3.integrations.trl as adapter
 from r3.buffer import SampleBuffer
 from r3.integrations.trl import R3Config, R3Trainer
-from r3.integrations.trl.plan import ExtraRow, lay_out
-from r3.integrations.trl.rows import importance, pad_rows
+from r3.integrations.trl.layout import ExtraRow, lay_out
+from r3.integrations.trl.padding import importance, pad_rows
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from tests.integrations import trl_tiny
@@ -100,7 +100,7 @@ def test_rows_carry_eq_3_advantages_and_the_methods_weights(run: Any) -> None:
     """TRL's default loss divides by the tokens of all members: a row's advantage makes up for it."""
     _, trainer = run
     for batch, result in zip(trainer.batches, trainer.steps, strict=True):
-        members = [sample for mixed in result.groups for sample in mixed.members]
+        members = [member.sample for mixed in result.groups for member in mixed.members]
         tokens_in_all = int(batch["num_items_in_batch"])
         assert tokens_in_all == sum(map(len, members))
         fresh = {w.sample.tokens.tobytes() + w.prompt.tobytes(): w for w in result.weighted if w.origin != "replayed"}

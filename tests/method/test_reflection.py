@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3.method.reflection import hardness, is_hard, plain_prompt, reflect, reflection_prompt, shortened
+from r3.method.reflection import (
+    ReflectionPrompt,
+    is_hard,
+    plain_prompt,
+    reflect,
+    reflection_prompt,
+    shortened,
+    why_not_hard,
+)
 from r3.method.settings import ReflectionSettings
 from r3.samples import Message, Query
 from tests.method.makers import make_sample
@@ -21,19 +29,19 @@ ATTEMPT = st.text(st.sampled_from("0123456789 +=\n{}\\é漢🙂question"), min_s
     ("past", "epoch", "reason"),
     [
         (0.0, 1, "early"),
-        (0.0, 2, "built"),
-        (0.2499, 2, "built"),
+        (0.0, 2, None),
+        (0.2499, 2, None),
         (0.25, 2, "not_hard"),  # strictly below τ
         (1.0, 9, "not_hard"),
         (None, 2, "never_tried"),
         (float("nan"), 2, "never_tried"),
     ],
 )
-def test_hard_query_test(past: float | None, epoch: int, reason: str) -> None:
+def test_hard_query_test(past: float | None, epoch: int, reason: str | None) -> None:
     settings = ReflectionSettings(tau=0.25)
-    assert hardness(past, epoch, settings) == reason
-    assert is_hard(past, epoch, settings) == (reason == "built")
-    assert hardness(past, epoch, ReflectionSettings(enabled=False)) == "off"
+    assert why_not_hard(past, epoch, settings) == reason
+    assert is_hard(past, epoch, settings) == (reason is None)
+    assert why_not_hard(past, epoch, ReflectionSettings(enabled=False)) == "off"
 
 
 @given(TEXT, ATTEMPT, st.integers(8, 300))
@@ -115,10 +123,10 @@ def test_the_shown_failure_is_drawn_at_random_from_the_wrong_ones_and_recorded()
     shown = set()
     for seed in range(80):
         reflection = reflect(Query("q", "1+1="), past, tokenizer, ReflectionSettings(), rng=np.random.default_rng(seed))
-        assert reflection.reason == "built"
-        assert reflection.prompt is not None
-        assert reflection.context is not None
-        assert f"answer {reflection.context.shown}" in tokenizer.decode(reflection.prompt)
+        assert isinstance(reflection, ReflectionPrompt)
+        assert isinstance(reflection.text, str)
+        assert f"answer {reflection.context.shown}" in reflection.text
+        assert reflection.tokens.tolist() == tokenizer.encode(reflection.text)
         shown.add(reflection.context.shown)
     assert shown == {0, 1, 2, 4}
 
@@ -127,9 +135,9 @@ def test_no_failure_and_no_room_are_said() -> None:
     tokenizer = char_tokenizer()
     rng = np.random.default_rng(0)
     query = Query("q", "1+1=")
-    assert reflect(query, [make_sample(True)], tokenizer, ReflectionSettings(), rng=rng).reason == "no_failure"
+    assert reflect(query, [make_sample(True)], tokenizer, ReflectionSettings(), rng=rng) == "no_failure"
     small = ReflectionSettings(max_prompt_tokens=10)
-    assert reflect(query, [make_sample(False)], tokenizer, small, rng=rng).reason == "too_long"
+    assert reflect(query, [make_sample(False)], tokenizer, small, rng=rng) == "too_long"
     with pytest.raises(ValueError, match="query 'other'"):
         reflect(query, [make_sample(False, query_id="other")], tokenizer, ReflectionSettings(), rng=rng)
 

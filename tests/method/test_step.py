@@ -42,20 +42,20 @@ def test_advantages_of_every_group_are_centred_and_weights_share_the_batch(
 @given(BATCH, METHOD)
 def test_a_homogeneous_group_without_history_contributes_exactly_zero(batch: tuple[Group, ...], name: str) -> None:
     result = step(batch, MethodSettings(name=name, ranking=False), policy_version=20)
-    for mixed in result.groups:
+    for number, mixed in enumerate(result.groups):
         if len({s.reward for s in mixed.group.samples}) == 1:
             assert set(mixed.advantages) == {0.0}
-            assert not any(w.sample in mixed.group.samples for w in result.weighted)
+            assert not any(w.group == number for w in result.weighted)
 
 
 @given(BATCH, HISTORY)
 def test_queries_and_contexts_never_mix(batch: tuple[Group, ...], history: dict[str, list[Sample]]) -> None:
     result = step(batch, MethodSettings(name="r3"), history=history, policy_version=20)
     for mixed in result.groups:
-        assert {s.query_id for s in mixed.members} == {mixed.group.query.id}
-        assert len(mixed.replay.samples) <= MethodSettings().replay.k
+        assert {m.sample.query_id for m in mixed.members} == {mixed.group.query.id}
+        assert len(mixed.replayed) <= MethodSettings().replay.k
         if mixed.group.context.kind == "reflection":
-            assert not mixed.replay.samples
+            assert not mixed.replayed
 
 
 @given(BATCH, HISTORY, st.permutations(range(3)))
@@ -67,7 +67,7 @@ def test_a_group_does_not_depend_on_the_others(
     shuffled = step([batch[i] for i in order], settings, history=history, policy_version=20, seed=7)
     for place, i in enumerate(order):
         assert shuffled.groups[place].advantages == straight.groups[i].advantages
-        assert shuffled.groups[place].replay.samples == straight.groups[i].replay.samples
+        assert shuffled.groups[place].replayed == straight.groups[i].replayed
 
 
 @given(BATCH, HISTORY)
@@ -75,7 +75,8 @@ def test_grpo_is_eq_1_and_nothing_else(batch: tuple[Group, ...], history: dict[s
     result = step(batch, MethodSettings(name="grpo"), history=history, policy_version=20)
     for mixed, group in zip(result.groups, batch, strict=True):
         rewards = [s.reward for s in group.samples]
-        assert mixed.members == group.samples
+        assert mixed.fresh == group.samples
+        assert not mixed.replayed
         spread = statistics.pstdev(rewards) + 1e-6
         expected = [(r - statistics.fmean(rewards)) / spread for r in rewards]
         assert mixed.advantages == pytest.approx(expected, abs=1e-9)
@@ -151,10 +152,11 @@ def test_reflection_answers_train_under_the_chosen_prompt(train_as: str, prompts
     members = [make_sample(True, context=REFLECTION), make_sample(False, context=REFLECTION)]
     group = make_group(members, context=REFLECTION, plain_prompt=np.array([1, 2]))
     result = step([group], MethodSettings(name="r3", reflection={"train_as": train_as}))
-    by_sample: dict[int, list[Any]] = defaultdict(list)
+    by_member: dict[int, list[Any]] = defaultdict(list)
     for w in result.weighted:
-        by_sample[id(w.sample)].append(w)
-    for weighted in by_sample.values():
+        by_member[w.member].append(w)
+    assert list(by_member) == [0, 1]
+    for weighted in by_member.values():
         assert [tuple(w.prompt.tolist()) for w in weighted] == prompts
         assert [w.other_context for w in weighted] == [p == (1, 2) for p in prompts]
         assert sum(w.weight for w in weighted) * 3 == pytest.approx(1 / 2)  # the same total either way
@@ -230,7 +232,7 @@ def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group,
     def paid(**ranking: Any) -> list[list[float]]:
         settings = MethodSettings(name="r3", replay=False, ranking={"centred": True, **ranking})
         found = step(batch, settings, policy_version=version).groups
-        return [[s.reward_parts.get("ranking", 0.0) for s in mixed.group.samples] for mixed in found]
+        return [[s.reward_parts.get("ranking", 0.0) for s in mixed.fresh] for mixed in found]
 
     share = max(0.0, 1 - version / over)
     for whole, part in zip(paid(), paid(anneal_updates=over), strict=True):
@@ -245,7 +247,7 @@ def test_ranking_rewards_alone_may_keep_their_own_size(
     own = step(batch, MethodSettings(name="r3", ranking={"standardised": False}), history=history, policy_version=20)
     for one, other in zip(whole.groups, own.groups, strict=True):
         assert one.rewards == other.rewards
-        if any(one.group.outcomes) or one.replay.samples or not one.ranked:
+        if any(one.group.outcomes) or one.replayed or not one.ranked:
             assert one.advantages == other.advantages
         else:
             mean = statistics.fmean(other.rewards)

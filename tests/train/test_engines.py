@@ -98,7 +98,7 @@ def test_log_probs_of_another_kernel_are_corrected_not_clipped(tmp_path: Path, u
         tokens = rng.integers(5, 90, 9).astype(np.int32)
         behaviour = np.full(9, -4.0, np.float32)  # far from the model's own: naive ratios would all be clipped
         sample = Sample(f"q{i}", tokens, behaviour, None, finish="stop", outcome=bool(i % 2), reward=float(i % 2))
-        batch.append(WeightedSample(np.array([7, 8], np.int32), sample, (-1.0) ** i, 1 / 36, "fresh", False))
+        batch.append(WeightedSample(np.array([7, 8], np.int32), sample, (-1.0) ** i, 1 / 36, "fresh", False, 0, i))
     settings = TrainSettings(updates_per_batch=updates, learning_rate=1e-9)
     shares = {}
     for exact in (True, False):

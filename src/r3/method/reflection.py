@@ -27,10 +27,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from r3.method.settings import ReflectionSettings
-from r3.samples import Context, IntArray, Message, Query, Sample
+from r3.samples import Context, IntArray, Message, PromptText, Query, Sample
 
-Asked = str | tuple[Message, ...]
-ReflectionReason = Literal["built", "off", "early", "never_tried", "not_hard", "given_up", "no_failure", "too_long"]
+WhyNot = Literal["off", "early", "never_tried", "not_hard", "given_up", "no_failure", "too_long"]
+"""Why a query gets no reflection prompt."""
 
 
 class Tokenizer(Protocol):
@@ -44,30 +44,30 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reflection:
-    """A reflection prompt and the context its samples carry, or the reason why there is none."""
+class ReflectionPrompt:
+    """A hard query asked again, with one of its past failures shown."""
 
-    reason: ReflectionReason
-    prompt: IntArray | None = None
-    context: Context | None = None
-    asked: Asked | None = None
-    """The prompt before it was tokenized, for trainers that tokenize themselves."""
+    tokens: IntArray
+    text: PromptText
+    """The same before it was tokenized, for trainers that tokenize themselves."""
+    context: Context
+    """What the samples drawn under it carry."""
 
 
-def hardness(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> ReflectionReason:
-    """'built' if a query with this mean past outcome (None: never tried) gets a reflection prompt, else why not."""
+def why_not_hard(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> WhyNot | None:
+    """Why a query with this mean past outcome (None: never tried) is not asked to reflect; None if it is hard."""
     if not settings.enabled:
         return "off"
     if epoch < settings.from_epoch:
         return "early"
     if past_outcome is None or np.isnan(past_outcome):
         return "never_tried"
-    return "built" if past_outcome < settings.tau else "not_hard"
+    return None if past_outcome < settings.tau else "not_hard"
 
 
 def is_hard(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> bool:
     """The paper's hard-query test: from epoch 2, mean past outcome < τ."""
-    return hardness(past_outcome, epoch, settings) == "built"
+    return why_not_hard(past_outcome, epoch, settings) is None
 
 
 def in_vain(tried: int, solved: int, settings: ReflectionSettings) -> bool:
@@ -87,20 +87,20 @@ def reflect(
     settings: ReflectionSettings,
     *,
     rng: np.random.Generator,
-) -> Reflection:
-    """The reflection prompt of a hard query, showing one of its past wrong answers drawn at random."""
+) -> ReflectionPrompt | WhyNot:
+    """The reflection prompt of a hard query, showing one of its past wrong answers drawn at random; or why not."""
     wrong = [sample for sample in failures if sample.outcome is False]
     for sample in wrong:
         if sample.query_id != query.id:
             raise ValueError(f"past failures of query {query.id!r} hold a sample of query {sample.query_id!r}")
     if not wrong:
-        return Reflection("no_failure")
+        return "no_failure"
     shown = wrong[int(rng.integers(len(wrong)))]
     fitted = _fitted(query, shown.tokens.tolist(), tokenizer, settings)
     if fitted is None:
-        return Reflection("too_long")
-    asked, prompt = fitted
-    return Reflection("built", np.asarray(prompt, dtype=np.int32), Context("reflection", shown.id), asked)
+        return "too_long"
+    text, tokens = fitted
+    return ReflectionPrompt(np.asarray(tokens, dtype=np.int32), text, Context("reflection", shown.id))
 
 
 def plain_prompt(query: Query, tokenizer: Tokenizer) -> IntArray:
@@ -118,12 +118,12 @@ def reflection_prompt(
 
 def _fitted(
     query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
-) -> tuple[Asked, list[int]] | None:
+) -> tuple[PromptText, list[int]] | None:
     """The filled template and its token ids, with as much of the attempt as fits."""
 
-    def build(kept: int) -> tuple[Asked, list[int]]:
-        asked = _filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), settings)
-        return asked, _tokenize(asked, tokenizer)
+    def build(kept: int) -> tuple[PromptText, list[int]]:
+        text = _filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), settings)
+        return text, _tokenize(text, tokenizer)
 
     whole = build(len(attempt))
     if len(whole[1]) <= settings.max_prompt_tokens:
@@ -151,7 +151,7 @@ def shortened(attempt: list[int], kept: int, tokenizer: Tokenizer, marker: str) 
     return (before + marker + after).strip()
 
 
-def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> Asked:
+def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> PromptText:
     """The query's prompt with its question (a chat's last user turn) replaced by the filled template."""
     if isinstance(query.prompt, str):
         return _fill(settings.template, question=query.prompt, attempt=attempt, guidance=settings.guidance)
@@ -159,16 +159,16 @@ def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> Asked:
     if last is None:
         raise ValueError(f"query {query.id!r} is a chat without a user turn; reflection needs a question to ask again")
     question = query.prompt[last].content
-    asked = _fill(settings.template, question=question, attempt=attempt, guidance=settings.guidance)
-    return (*query.prompt[:last], Message("user", asked), *query.prompt[last + 1 :])
+    retry = _fill(settings.template, question=question, attempt=attempt, guidance=settings.guidance)
+    return (*query.prompt[:last], Message("user", retry), *query.prompt[last + 1 :])
 
 
 def _fill(template: str, **parts: str) -> str:
     # One pass, not str.format: questions are full of LaTeX braces, and an attempt may itself say "{question}".
-    return re.sub(r"\{(question|attempt|guidance)\}", lambda place: parts[place.group(1)], template)
+    return re.sub(r"\{(question|attempt|guidance)\}", lambda slot: parts[slot.group(1)], template)
 
 
-def _tokenize(prompt: str | tuple[Message, ...], tokenizer: Tokenizer) -> list[int]:
+def _tokenize(prompt: PromptText, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt, add_special_tokens=True))
     turns = [{"role": turn.role, "content": turn.content} for turn in prompt]

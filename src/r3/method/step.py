@@ -39,13 +39,12 @@ import numpy as np
 
 from r3.method.advantage import group_advantages
 from r3.method.ranking import annealed, structural_entropy_rewards
-from r3.method.replay import Replay, choose_replay, outcome_reward
-from r3.method.settings import MethodSettings, ObjectiveSettings
+from r3.method.replay import ReplayReason, choose_replay, outcome_reward
+from r3.method.settings import MethodSettings, ObjectiveSettings, RankingSettings
 from r3.samples import Group, IntArray, Sample
 
 Origin = Literal["fresh", "replayed", "reflection"]
-_Counted = Sequence[tuple["MixedGroup", Sequence[bool]]]
-"""Groups, and which of their members count in the loss."""
+"""Drawn in this step under the plain prompt, in an earlier step, or in this step under a reflection prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +57,55 @@ class WeightedSample:
     weight: float
     """What one token of it weighs in the loss, all denominators included."""
     origin: Origin
-    other_context: bool = False
+    other_context: bool
     """Drawn under another prompt than `prompt`: its behaviour log-probs do not apply and must be recomputed."""
+    group: int
+    """Which of the step's groups it belongs to."""
+    member: int
+    """Which of that group's members it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A response in a mixed group, and what came of comparing it with the others."""
+
+    sample: Sample
+    reward: float
+    """What it was compared by: of a replayed sample, the reward of its outcome alone."""
+    advantage: float
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
 class MixedGroup:
-    """A group after ranking and replay: what was compared with what, and what came of it."""
+    """A group after ranking and replay: G_mix = G ∪ G_C."""
 
     group: Group
-    """The fresh samples, ranking rewards included."""
-    replay: Replay
-    rewards: tuple[float, ...]
-    """Fresh samples first, then replayed ones; so are the advantages."""
-    advantages: tuple[float, ...]
+    """As it was drawn and judged."""
+    members: tuple[Member, ...]
+    """The fresh samples in the group's order, with their ranking rewards; then the replayed ones."""
+    replay: ReplayReason
+    """'joined' where past samples joined, else why not."""
     ranked: int
     """How many fresh samples were ranked by SERR."""
 
     @property
-    def members(self) -> tuple[Sample, ...]:
-        """G_mix = G ∪ G_C."""
-        return self.group.samples + self.replay.samples
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(member.reward for member in self.members)
+
+    @property
+    def advantages(self) -> tuple[float, ...]:
+        return tuple(member.advantage for member in self.members)
+
+    @property
+    def fresh(self) -> tuple[Sample, ...]:
+        """G, with the ranking rewards."""
+        return tuple(member.sample for member in self.members[: len(self.group)])
+
+    @property
+    def replayed(self) -> tuple[Sample, ...]:
+        """G_C."""
+        return tuple(member.sample for member in self.members[len(self.group) :])
 
     @property
     def teaches(self) -> bool:
@@ -87,12 +114,12 @@ class MixedGroup:
     @property
     def by_ranking_alone(self) -> bool:
         """Whether nothing but ranking rewards tells its members apart."""
-        return self.ranked > 0 and not self.replay.samples
+        return self.ranked > 0 and not self.replayed
 
     @property
     def kept(self) -> bool:
         """Whether DAPO's resampling keeps it: outcomes differ, or replay or ranking made them comparable."""
-        return is_mixed(self.group) or bool(self.replay.samples) or self.ranked > 0
+        return is_mixed(self.group) or bool(self.replayed) or self.ranked > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +133,20 @@ class StepResult:
     @property
     def samples(self) -> tuple[Sample, ...]:
         """Every fresh sample with its final reward, for the buffer."""
-        return tuple(sample for mixed in self.groups for sample in mixed.group.samples)
+        return tuple(sample for mixed in self.groups for sample in mixed.fresh)
+
+    def stored_as(self, ids: Sequence[int]) -> StepResult:
+        """The same, once the buffer has given `samples` these ids."""
+        fresh = iter([sample.stored_as(id) for sample, id in zip(self.samples, ids, strict=True)])
+        groups = tuple(
+            replace(
+                mixed,
+                members=tuple(m if m.origin == "replayed" else replace(m, sample=next(fresh)) for m in mixed.members),
+            )
+            for mixed in self.groups
+        )
+        weighted = tuple(replace(w, sample=groups[w.group].members[w.member].sample) for w in self.weighted)
+        return StepResult(weighted, groups, self.counts)
 
 
 def is_mixed(group: Group) -> bool:
@@ -144,20 +184,19 @@ def step(
     past = history or {}
     mixed = tuple(_mix(group, past.get(group.query.id, ()), settings, policy_version, seed) for group in groups)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
-        mixed = tuple(replace(m, advantages=(0.0,) * len(m.advantages)) for m in mixed)
-    trained = [m for m in mixed if m.kept or not settings.resample.enabled]
-    weighted = tuple(_weighted(trained, settings))
+        mixed = tuple(replace(m, members=tuple(replace(one, advantage=0.0) for one in m.members)) for m in mixed)
+    weighted = tuple(_weighted(mixed, settings))
     return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version))
 
 
 def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, version: int, seed: int) -> MixedGroup:
-    ranked_group, ranked = _rank(group, settings, version)
+    fresh, ranked = _rank(group, settings, version)
     # Seeded by query, so that the choice does not depend on which other groups are in the batch.
     rng = None
     if settings.replay.order == "random":
         rng = np.random.default_rng([seed, version, zlib.crc32(group.query.id.encode())])
     replay = choose_replay(group, history, settings.replay, policy_version=version, rng=rng)
-    rewards = [sample.reward for sample in ranked_group.samples] + [outcome_reward(s) for s in replay.samples]
+    rewards = [sample.reward for sample in fresh] + [outcome_reward(sample) for sample in replay.samples]
     options = settings.advantage
     ranking_alone = ranked > 0 and not replay.samples
     advantages = group_advantages(
@@ -168,16 +207,23 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
         baseline=options.baseline,
         cap=options.cap,
     )
-    return MixedGroup(ranked_group, replay, tuple(rewards), tuple(advantages), ranked)
+    drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
+    origins: list[Origin] = [drawn] * len(fresh) + ["replayed"] * len(replay.samples)
+    members = map(Member, (*fresh, *replay.samples), rewards, advantages, origins)
+    return MixedGroup(group, tuple(members), replay.reason, ranked)
 
 
-def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[Group, int]:
-    """The group with SERR added to its truncated (or failed) samples, if it solved none; and how many were ranked."""
-    ranking = settings.ranking
-    if not ranking.enabled or not group.solve_none:
-        return group, 0
-    in_scope = [i for i, s in enumerate(group.samples) if s.truncated or ranking.scope == "failed"]
-    entropies = [group.samples[i].entropies for i in in_scope]
+def ranked_members(group: Group, settings: RankingSettings) -> list[int]:
+    """Which of the group's samples SERR compares: the truncated (or failed) ones of a group that solved none."""
+    if not settings.enabled or not group.solve_none:
+        return []
+    return [i for i, sample in enumerate(group.samples) if sample.truncated or settings.scope == "failed"]
+
+
+def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[tuple[Sample, ...], int]:
+    """The group's samples with SERR added to those that it compares, and how many were ranked."""
+    ranking, compared = settings.ranking, ranked_members(group, settings.ranking)
+    entropies = [group.samples[i].entropies for i in compared]
     if any(h is None for h in entropies):
         raise ValueError(f"the ranking reward needs entropies, and samples of query {group.query.id!r} have none")
     paid = structural_entropy_rewards(
@@ -186,35 +232,39 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[Group, 
         max_reward=annealed(ranking.max_reward, version, ranking.anneal_updates),
     )
     if len(paid) < 2 or min(paid) == max(paid):
-        return group, 0
+        return group.samples, 0
     if ranking.centred:
         mean = math.fsum(paid) / len(paid)
         paid = [reward - mean for reward in paid]
     samples = list(group.samples)
-    for i, reward in zip(in_scope, paid, strict=True):
+    for i, reward in zip(compared, paid, strict=True):
         samples[i] = samples[i].with_reward_part("ranking", reward)
-    return replace(group, samples=tuple(samples)), len(paid)
+    return tuple(samples), len(paid)
 
 
-def _weighted(mixed: Sequence[MixedGroup], settings: MethodSettings) -> Iterator[WeightedSample]:
-    kept = [[not (settings.mask_truncated and s.truncated) for s in m.members] for m in mixed]
-    counted = [(m, keep) for m, keep in zip(mixed, kept, strict=True) if any(keep)]
-    base = _base(counted, settings.objective)
-    tokens = sum(len(s.tokens) for m, keep in base for s, k in zip(m.members, keep, strict=True) if k)
-    for m, keep in counted:
-        members = sum(keep)
-        for i, (sample, advantage, k) in enumerate(zip(m.members, m.advantages, keep, strict=True)):
-            if k and advantage != 0.0:
-                weight = token_weight(len(sample.tokens), len(base), members, tokens, settings.objective)
-                yield from _under_prompts(
-                    m.group, sample, advantage, weight, i >= len(keep) - len(m.replay.samples), settings
-                )
+def _weighted(groups: Sequence[MixedGroup], settings: MethodSettings) -> Iterator[WeightedSample]:
+    in_loss = {g: members for g, mixed in enumerate(groups) if (members := _in_loss(mixed, settings))}
+    plain = [g for g in in_loss if groups[g].group.context.kind == "plain"]
+    # The loss is a mean over all groups, or one per query, the plain one.
+    base = plain if plain and settings.objective.mean_over == "queries" else list(in_loss)
+    tokens = sum(len(groups[g].members[i].sample) for g in base for i in in_loss[g])
+    for g, members in in_loss.items():
+        for i in members:
+            member = groups[g].members[i]
+            if member.advantage == 0.0:
+                continue
+            weight = token_weight(len(member.sample), len(base), len(members), tokens, settings.objective)
+            prompts = training_prompts(groups[g].group, member, settings)
+            for prompt, moved in prompts:
+                share = weight / len(prompts)
+                yield WeightedSample(prompt, member.sample, member.advantage, share, member.origin, moved, g, i)
 
 
-def _base(counted: _Counted, objective: ObjectiveSettings) -> _Counted:
-    """The groups that the loss is a mean over: all, or one a query, the plain one."""
-    plain = [(m, keep) for m, keep in counted if m.group.context.kind == "plain"]
-    return plain if plain and objective.mean_over == "queries" else counted
+def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:
+    """The members that the loss and its denominators count."""
+    if settings.resample.enabled and not mixed.kept:
+        return []
+    return [i for i, m in enumerate(mixed.members) if not (settings.mask_truncated and m.sample.truncated)]
 
 
 def token_weight(length: int, groups: int, members: int, tokens: int, objective: ObjectiveSettings) -> float:
@@ -229,33 +279,27 @@ def token_weight(length: int, groups: int, members: int, tokens: int, objective:
     return 1.0 / (groups * members * per_sequence)
 
 
-def _under_prompts(
-    group: Group, sample: Sample, advantage: float, weight: float, replayed: bool, settings: MethodSettings
-) -> tuple[WeightedSample, ...]:
-    """The sample under the prompt(s) it is trained with: its group's, or for reflection answers as settings say."""
-    if replayed:
-        moved = sample.context.kind != group.context.kind
-        return (WeightedSample(group.prompt, sample, advantage, weight, "replayed", moved),)
-    if group.context.kind == "plain":
-        return (WeightedSample(group.prompt, sample, advantage, weight, "fresh"),)
-    train_as = settings.reflection.train_as
-    if train_as == "reflection":
-        return (WeightedSample(group.prompt, sample, advantage, weight, "reflection"),)
+def training_prompts(group: Group, member: Member, settings: MethodSettings) -> list[tuple[IntArray, bool]]:
+    """The prompt(s) a member is trained under, each with whether it was drawn under another one.
+
+    That is its group's prompt; answers to a reflection prompt may go under the plain one instead, or under both.
+    """
+    if member.origin != "reflection" or settings.reflection.train_as == "reflection":
+        return [(group.prompt, member.sample.context.kind != group.context.kind)]
     if group.plain_prompt is None:
-        raise ValueError(f"train_as={train_as} needs the plain prompt of the reflection group of {group.query.id!r}")
-    if train_as == "plain":
-        return (WeightedSample(group.plain_prompt, sample, advantage, weight, "reflection", True),)
-    return (
-        WeightedSample(group.prompt, sample, advantage, weight / 2, "reflection"),
-        WeightedSample(group.plain_prompt, sample, advantage, weight / 2, "reflection", True),
-    )
+        raise ValueError(
+            f"train_as={settings.reflection.train_as} needs the plain prompt of the reflection group of "
+            f"{group.query.id!r}"
+        )
+    plain = (group.plain_prompt, True)
+    return [plain] if settings.reflection.train_as == "plain" else [(group.prompt, False), plain]
 
 
 def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], version: int) -> dict[str, float]:
     """How often each mechanism acted, and why not where it did not."""
-    reasons = Counter(m.replay.reason for m in mixed)
+    reasons = Counter(m.replay for m in mixed)
     plain = [m for m in mixed if m.group.context.kind == "plain"]
-    ages = [version - s.policy_version for m in mixed for s in m.replay.samples]
+    ages = [version - s.policy_version for m in mixed for s in m.replayed]
     counts: dict[str, float] = {
         "groups": len(mixed),
         "groups/plain": len(plain),
@@ -264,7 +308,7 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
         "groups/solve_all": sum(m.group.solve_all for m in plain),
         "groups/teaching": sum(m.teaches for m in mixed),
         "replay/samples": len(ages),
-        "replay/cross_context": sum(s.context.kind == "reflection" for m in mixed for s in m.replay.samples),
+        "replay/cross_context": sum(s.context.kind == "reflection" for m in mixed for s in m.replayed),
         "replay/age_mean": float(np.mean(ages)) if ages else 0.0,
         "replay/age_max": max(ages, default=0),
         "ranking/groups": sum(m.ranked > 0 for m in mixed),

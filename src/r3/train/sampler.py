@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
+from r3.algorithm import Prompt, seed_of
 from r3.method.reward import reward_parts
 from r3.method.settings import RewardSettings
 from r3.rollout.protocol import Engine, Request, Response, Sampling
-from r3.samples import PLAIN, Context, Group, IntArray, Query, Sample
+from r3.samples import Group, Sample
 from r3.tasks.base import Task, Verdict
 
 TRUNCATED = Verdict(False, "truncated")
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A query under one of its prompts, to be answered by a group."""
-
-    query: Query
-    epoch: int
-    tokens: IntArray
-    context: Context = PLAIN
-    plain_tokens: IntArray | None = None
 
 
 class Sampler:
@@ -52,13 +40,7 @@ class Sampler:
             judged = self._judges.submit(self._judged, prompts[response.request], response, step, version)
             answers[response.request][response.index] = judged
         return [
-            Group(
-                prompt.query,
-                tuple(judged.result() for judged in row if judged is not None),
-                prompt.tokens,
-                prompt.context,
-                prompt.plain_tokens,
-            )
+            prompt.group([judged.result() for judged in row if judged is not None])
             for prompt, row in zip(prompts, answers, strict=True)
         ]
 
@@ -86,8 +68,3 @@ class Sampler:
 
     def close(self) -> None:
         self._judges.shutdown(cancel_futures=True)
-
-
-def seed_of(name: str) -> int:
-    """A 63-bit seed that any change of the name changes."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1

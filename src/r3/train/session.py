@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
 from r3.config import Config, dump
 from r3.errors import ConfigError, RunError
@@ -151,7 +152,8 @@ class _Session:
             config.reward,
             config.rollout.group_size,
         )
-        self.trainer = Trainer(config, parts.task, stream, sampler, buffer, updater)
+        algorithm = Algorithm(config.method, buffer, parts.policy.tokenizer, seed=config.run.seed)
+        self.trainer = Trainer(config, stream, sampler, algorithm, updater)
         if checkpoint is not None:
             restore(self.trainer, checkpoint.path)
         buffer.forget_after(self.trainer.step)
@@ -250,9 +252,9 @@ class _Session:
     def _save_rollouts(self, step: int, result: StepResult) -> None:
         every = self.config.run.rollouts_every
         if every and step % every == 0:
-            notes = self.trainer.notes
-            rows = rollout_rows(result, self.parts.policy.tokenizer, self.config.run.rollouts_groups, notes)
-            self.directory.rollouts.write(step, rows, group_summaries(result, notes))
+            tokenizer, groups = self.parts.policy.tokenizer, self.config.run.rollouts_groups
+            rows = rollout_rows(result, tokenizer, groups, self.trainer.notes)
+            self.directory.rollouts.write(step, rows, group_summaries(result))
 
     def _checkpoint(self) -> None:
         checkpoints = self.directory.checkpoints

@@ -24,7 +24,7 @@ import torch
 from r3.buffer import SampleBuffer
 from r3.config import Config, dump
 from r3.errors import ConfigError
-from r3.method.reflection import plain_prompt, reflect
+from r3.method.reflection import ReflectionPrompt, plain_prompt, reflect
 from r3.policy.attention import packed
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
@@ -138,13 +138,17 @@ def _retries(config: Config, queries: Sequence[Query], policy: Policy) -> list[T
         wrong = buffer.history(
             [query.id for query in queries], outcome=False, limit=settings.candidates, context="plain"
         )
-    shown = {query.id: reflect(query, wrong[query.id], policy.tokenizer, settings, rng=rng).prompt for query in queries}
-    if not any(prompt is not None for prompt in shown.values()):
+    reflections = [reflect(query, wrong[query.id], policy.tokenizer, settings, rng=rng) for query in queries]
+    if not any(isinstance(made, ReflectionPrompt) for made in reflections):
         raise ConfigError(
             f"task.retries_from={run.path} holds no wrong answer to these problems; it must be a run of r3 train on "
             "the same task (name, split, size, rows)"
         )
-    return [example(query, policy, shown[query.id]) for query in queries if shown[query.id] is not None]
+    return [
+        example(query, policy, made.tokens)
+        for query, made in zip(queries, reflections, strict=True)
+        if isinstance(made, ReflectionPrompt)
+    ]
 
 
 def example(query: Query, policy: Policy, prompt: IntArray | None = None) -> Trajectory | None:

@@ -76,8 +76,15 @@ def everything(path: Path) -> list[tuple[Any, ...]]:
 def seen(result: StepResult) -> list[Any]:
     """What was decided, as comparable values."""
     return [
-        (m.group.query.id, m.group.context, [s.tokens.tolist() for s in m.members], m.rewards, m.advantages, m.ranked)
-        for m in result.groups
+        (
+            mixed.group.query.id,
+            mixed.group.context,
+            [member.sample.tokens.tolist() for member in mixed.members],
+            mixed.rewards,
+            mixed.advantages,
+            mixed.ranked,
+        )
+        for mixed in result.groups
     ]
 
 

@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.utils.config import validate_config
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from r3.algorithm import Prompt
 from r3.config import load_config
 from r3.errors import ConfigError
 from r3.integrations.common.checkpoints import FILE, prune_copies
-from r3.integrations.common.plan import Answer, Asked
-from r3.integrations.verl import ESTIMATOR, rows
+from r3.integrations.common.groups import Answer
+from r3.integrations.verl import ESTIMATOR, transfer
 from r3.integrations.verl.__main__ import main
 from r3.integrations.verl.config import checked, settings_of
 from r3.integrations.verl.dataset import Templated, check_ids, query_of
@@ -275,19 +277,20 @@ def given(prompt: list[int]) -> Answer:
 def test_a_reflection_prompt_that_verl_cut_stops_the_run() -> None:
     trainer = object.__new__(R3Trainer)
     query, shown = Query("q", "?"), Context("reflection", 1)
-    asked = {"plain": Asked(query, 2), "reflecting": Asked(query, 2, shown)}
+    plain = Prompt(query, 2, 0, np.array([1, 2]), "?")
+    asked = {"plain": plain, "reflecting": Prompt(query, 2, 0, np.array([3, 4, 5]), "??", shown, plain.tokens)}
     answers = {"plain": {"plain_0_0": given([1, 2])}, "reflecting": {"reflecting_0_0": given([3, 4, 5])}}
-    trainer._r3 = _Batch(asked, {"reflecting": 3}, {})
+    trainer._r3 = _Batch(asked, {})
     trainer._take_answers(answers)
-    assert [ask.context.kind for ask, _ in trainer._r3.answers] == ["plain", "reflection"]
-    trainer._r3 = _Batch(asked, {"reflecting": 4}, {})
+    assert [prompt.context.kind for prompt, _ in trainer._r3.answers] == ["plain", "reflection"]
+    asked["reflecting"] = replace(asked["reflecting"], tokens=np.array([2, 3, 4, 5]))
     with pytest.raises(ValueError, match=r"cut a reflection prompt of 4 tokens .* data\.max_prompt_length"):
         trainer._take_answers(answers)
 
 
 def test_answers_of_another_reward_manager_are_refused() -> None:
     with pytest.raises(ValueError, match=r"without reward_correct.* reward\.reward_manager\.name=r3_reward"):
-        rows._answer(
+        transfer._answer(
             np.ones(1, np.int32), np.ones(1, np.int32), None, {"reward_extra_info": {"acc": 1, "truncated": 0}}
         )
 

@@ -6,8 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from r3.method.reflection import Asked
-from r3.samples import Message
+from r3.samples import Message, PromptText
 
 
 def prompt_id(prompt: Any) -> str:
@@ -16,7 +15,7 @@ def prompt_id(prompt: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def asked_of(prompt: Any) -> Asked:
+def text_of(prompt: Any) -> PromptText:
     """The prompt as text or messages."""
     if isinstance(prompt, str):
         return prompt
@@ -26,8 +25,8 @@ def asked_of(prompt: Any) -> Asked:
     return tuple(Message(turn["role"], turn["content"]) for turn in prompt)
 
 
-def turns_of(asked: Asked) -> str | list[dict[str, str]]:
+def turns_of(text: PromptText) -> str | list[dict[str, str]]:
     """The prompt in the form of the trainer's data."""
-    if isinstance(asked, str):
-        return asked
-    return [{"role": turn.role, "content": turn.content} for turn in asked]
+    if isinstance(text, str):
+        return text
+    return [{"role": turn.role, "content": turn.content} for turn in text]

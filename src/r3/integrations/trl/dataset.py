@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from r3.integrations.common.prompts import asked_of, prompt_id
+from r3.integrations.common.prompts import prompt_id, text_of
 from r3.samples import Query
 
 
@@ -13,10 +13,10 @@ def query_of(row: Mapping[str, Any], id_column: str | None) -> Query:
     """The query that a data row asks. Without an id column, equal prompts are the same query."""
     prompt = row["prompt"]
     if id_column is None:
-        return Query(prompt_id(prompt), asked_of(prompt))
+        return Query(prompt_id(prompt), text_of(prompt))
     if id_column not in row:
         raise ValueError(f"the data has no column {id_column!r} (r3_id_column); it has {', '.join(sorted(row))}")
-    return Query(str(row[id_column]), asked_of(prompt))
+    return Query(str(row[id_column]), text_of(prompt))
 
 
 def outcome_index(name: str | None, names: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """`R3Trainer`: TRL's `GRPOTrainer` with R³'s replay, reflection and ranking rewards.
 
 Six overrides, each around `super()`. Before TRL generates, reflection prompts join its rows; after TRL has judged
-them, `r3.method.step` decides the advantages, and rows of replayed samples join; TRL's own loss does the rest.
+them, `r3.algorithm` decides the advantages, and rows of replayed samples join; TRL's own loss does the rest.
 
 Departures from the paper, and choices TRL makes for us:
 - Reflection groups are appended to the generation batch, in whole groups that divide over the processes.
@@ -33,18 +33,17 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
-from r3.buffer import SampleBuffer
+from r3.algorithm import Algorithm, Asked
 from r3.integrations.common.checkpoints import FILE, open_buffer, save_buffer
+from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance_metrics, importance_sums
-from r3.integrations.common.plan import Answer, Asked, scale_of, to_groups
 from r3.integrations.common.prompts import turns_of
-from r3.integrations.trl import rows
+from r3.integrations.trl import padding
 from r3.integrations.trl.config import R3Config
 from r3.integrations.trl.dataset import outcome_index, query_of
-from r3.integrations.trl.plan import Plan, RankRows, decide, lay_out
+from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
 from r3.method.step import StepResult
-from r3.samples import Context, Query
-from r3.train.recall import past_samples, reflections
+from r3.samples import Query
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -81,7 +80,8 @@ class R3Trainer(GRPOTrainer):
         self._r3_on = any(part.enabled for part in parts)
         self._group_size = int(args.num_generations or 0)
         self._microbatches = int(args.steps_per_generation or 0)
-        self._r3_buffer: SampleBuffer | None = None
+        self._r3_algorithm: Algorithm | None = None
+        self._r3_asked: Asked | None = None
         self._r3_seen: _Seen | None = None
         self._r3_sampler: Any = None
         self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names)
@@ -92,16 +92,16 @@ class R3Trainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         if not (self._r3_on and self.model is not None and self.model.training):
             return super()._generate_and_score_completions(inputs)
-        asked, inputs = self._with_reflections(inputs)
+        inputs = self._with_reflections(inputs)
         self._r3_seen = _Seen()
         try:
             batch = super()._generate_and_score_completions(inputs)
             seen = self._r3_seen
         finally:
             self._r3_seen = None
-        rows.check(batch)
+        padding.check(batch)
         answers = gather_object(self._answers(batch, seen))
-        plan = self._on_main(lambda: self._decide(asked, answers))
+        plan = self._on_main(lambda: self._decide(answers))
         self._log_plan(plan)
         return self._trained_rows(batch, plan)
 
@@ -121,9 +121,9 @@ class R3Trainer(GRPOTrainer):
         return logps, entropies, aux
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self._r3_buffer is not None:
+        if self._r3_algorithm is not None:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            save_buffer(self._r3_buffer, folder)  # before the rest: no checkpoint looks whole without it
+            save_buffer(self._r3_algorithm.buffer, folder)  # before the rest: no checkpoint looks whole without it
         super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -145,41 +145,31 @@ class R3Trainer(GRPOTrainer):
 
     # ------------------------------------------------------------- before generation
 
-    def _with_reflections(self, inputs: list[Row]) -> tuple[list[Asked], list[Row]]:
-        """What each group of the batch is asked, and this rank's rows, with the reflection prompts of hard queries."""
+    def _with_reflections(self, inputs: list[Row]) -> list[Row]:
+        """This rank's rows, with the reflection prompts of hard queries among them."""
         everyone: list[Row] = gather_object(inputs)
         size, epoch = self._group_size, self._epoch()
         batch = [(query_of(row, self.args.r3_id_column), epoch) for row in everyone[::size]]
-        made = self._on_main(lambda: self._reflections(batch))
-        asked = [Asked(query, epoch) for query, epoch in batch]
-        for place, prompt, context in made:
-            asked.append(Asked(*batch[place], context))
-            everyone += [{**everyone[place * size + i], "prompt": prompt} for i in range(size)]
+        reflections = self._on_main(lambda: self._ask(batch))
+        for position, prompt in reflections:
+            everyone += [{**everyone[position * size + i], "prompt": prompt} for i in range(size)]
         # TRL's groups lie side by side across the ranks, so all rows are dealt anew when there are more of them.
         share = len(everyone) // self.accelerator.num_processes
         rank = self.accelerator.process_index
-        return asked, everyone[rank * share : (rank + 1) * share] if made else inputs
+        return everyone[rank * share : (rank + 1) * share] if reflections else inputs
 
-    def _reflections(self, batch: list[tuple[Query, int]]) -> list[tuple[int, Any, Context]]:
-        """Reflection prompts in TRL's form, each with the group it belongs beside; as many as the ranks can share."""
-        seed = f"{self.args.seed}/{self.state.global_step + 1}"
-        made, counts = reflections(self._buffer(), batch, self._tokenizer, self.r3_settings.reflection, seed=seed)
+    def _ask(self, batch: list[tuple[Query, int]]) -> list[tuple[int, Any]]:
+        """Reflection prompts in TRL's form, each with its query's position; as many as the ranks can share."""
         whole = self.accelerator.num_processes // math.gcd(self._group_size, self.accelerator.num_processes)
-        most = len(made) if self.args.r3_max_reflections is None else min(len(made), self.args.r3_max_reflections)
-        room = most // whole * whole
-        for reason in ("built", "early", "not_hard", "never_tried", "given_up", "no_failure", "too_long"):
-            self._metrics["train"][f"r3/reflection/{reason}"].append(counts.get(reason, 0))
-        self._metrics["train"]["r3/reflection/no_room"].append(len(made) - room)
-        chosen = []
-        for place, reflection in made[:room]:
-            assert reflection.asked is not None
-            assert reflection.context is not None
-            chosen.append((place, turns_of(reflection.asked), reflection.context))
-        return chosen
+        asked = self._algorithm.ask(batch, step=self.state.global_step + 1)
+        self._r3_asked = asked = asked.limited(self.args.r3_max_reflections, multiple_of=whole)
+        for name in ("built", "early", "not_hard", "never_tried", "given_up", "no_failure", "too_long", "no_room"):
+            self._metrics["train"][f"r3/reflection/{name}"].append(asked.counts.get(name, 0))
+        return [(prompt.position, turns_of(prompt.text)) for prompt in asked.reflections]
 
     # ------------------------------------------------------------- after generation
 
-    def _answers(self, batch: rows.Batch, seen: _Seen) -> list[Answer]:
+    def _answers(self, batch: padding.Batch, seen: _Seen) -> list[Answer]:
         """This rank's rows as plain values: what was drawn, how likely it was, how it was judged."""
         assert seen.rewards is not None
         logps_BC, entropies_BC = self._statistics(batch, seen)
@@ -206,7 +196,7 @@ class R3Trainer(GRPOTrainer):
             answers.append(Answer(prompts[i], ids, logps[i, :n], entropies[i, :n], truncated, right, parts))
         return answers
 
-    def _statistics(self, batch: rows.Batch, seen: _Seen) -> tuple[Tensor, Tensor]:
+    def _statistics(self, batch: padding.Batch, seen: _Seen) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the generated rows: from TRL's own pass if it made one, else from one of ours."""
         old = batch.get("old_per_token_logps")
         for logps_BC, entropies_BC in seen.passes:
@@ -225,18 +215,16 @@ class R3Trainer(GRPOTrainer):
             parts[self.reward_func_names[self._r3_outcome]] = 0.0
         return parts, verdict > self.args.r3_right_above and not truncated
 
-    def _decide(self, asked: Sequence[Asked], answers: Sequence[Answer]) -> Plan:
+    def _decide(self, answers: Sequence[Answer]) -> Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
-        version, buffer = self.state.global_step, self._buffer()
-        size = self._group_size  # TRL lays a prompt's answers side by side
-        answered = [(ask, answers[g * size : (g + 1) * size]) for g, ask in enumerate(asked)]
+        assert self._r3_asked is not None
+        version, size = self.state.global_step, self._group_size  # TRL lays a prompt's answers side by side
+        answered = [(prompt, answers[g * size : (g + 1) * size]) for g, prompt in enumerate(self._r3_asked.prompts)]
         groups = to_groups(answered, version=version, step=self.state.global_step + 1)
-        history = past_samples(buffer, groups, self.r3_settings.replay, version)
-        self.r3_step, plan = decide(groups, self.r3_settings, history, version, self.args.seed)
-        buffer.add(self.r3_step.samples)
-        return plan
+        self.r3_step = self._algorithm.learn(groups, version=version)
+        return plan_rows(self.r3_step, self.r3_settings)
 
-    def _trained_rows(self, batch: rows.Batch, plan: Plan) -> rows.Batch:
+    def _trained_rows(self, batch: padding.Batch, plan: Plan) -> padding.Batch:
         """TRL's batch with the plan's advantages and its extra rows."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         laid = lay_out(
@@ -248,46 +236,46 @@ class R3Trainer(GRPOTrainer):
         )
         mine = laid[rank]
         # As many extra rows on every rank go through the model: sharded models make the ranks run in step.
-        stand_ins = max(len(own.extra) for own in laid) - len(mine.extra)
+        stand_ins = max(len(rank_rows.extra) for rank_rows in laid) - len(mine.extra)
         extra = [plan.extra[i] for i in (*mine.extra, *[0] * stand_ins)]
-        padded = rows.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
+        padded = padding.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
         values, weight_BC = self._extra_values(batch, padded, len(mine.extra))
-        out = rows.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
+        out = padding.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
         out["advantages"] = self._advantages(plan, mine, len(mine) * ranks, weight_BC)
         out["num_items_in_batch"] = torch.full_like(batch["num_items_in_batch"], plan.tokens)
         self._metrics["train"]["r3/rows"].append(len(mine) * ranks)
-        self._metrics["train"]["r3/rows/empty"].append(sum(own.empty for own in laid))
+        self._metrics["train"]["r3/rows/empty"].append(sum(rank_rows.empty for rank_rows in laid))
         return out
 
     def _advantages(self, plan: Plan, mine: RankRows, total: int, weight_BC: Tensor) -> Tensor:
         """Eq. 3's advantages at the scale of TRL's loss; by token where replayed rows carry importance weights."""
         scale = scale_of(self.r3_settings, total, plan.tokens)
         first = self.accelerator.process_index * (len(plan.advantages) // self.accelerator.num_processes)
-        own = [first + i for i in mine.kept]
-        kept = [plan.advantages[i] * scale(plan.weights[i], plan.lengths[i]) for i in own]
+        generated = [first + i for i in mine.kept]
+        kept = [plan.advantages[i] * scale(plan.weights[i], plan.lengths[i]) for i in generated]
         extra = [plan.extra[i] for i in mine.extra]
         joined = [row.advantage * scale(row.weight, len(row.tokens)) for row in extra]
         flat_B = torch.tensor([*kept, *joined, *[0.0] * mine.empty], dtype=torch.float32, device=weight_BC.device)
         if not plan.extra:
             return flat_B
         weights_BC = torch.ones((len(flat_B), weight_BC.size(1)), device=flat_B.device)
-        weights_BC[len(own) : len(own) + len(joined)] = weight_BC
+        weights_BC[len(kept) : len(kept) + len(joined)] = weight_BC
         return flat_B[:, None] * weights_BC
 
     # ------------------------------------------------------------- the model on extra rows
 
-    def _extra_values(self, batch: rows.Batch, extra: rows.Padded, n: int) -> tuple[rows.Batch, Tensor]:
+    def _extra_values(self, batch: padding.Batch, extra: padding.Padded, n: int) -> tuple[padding.Batch, Tensor]:
         """What TRL's loss wants to know of the first `n` extra rows, the others being stand-ins; and their weights."""
         wide = extra.completion_ids_BC.size(1)
         if len(extra) == 0:
             nothing = torch.zeros((0, wide), device=self.accelerator.device)
-            return dict.fromkeys(rows.COMPLETION, nothing), nothing
+            return dict.fromkeys(padding.COMPLETION, nothing), nothing
         proximal_BC = self._forward(self.model, extra.input_ids, extra.attention_mask, wide)[0][:n].float()
         reference_BC = proximal_BC
         if "ref_per_token_logps" in batch:
             reference_BC = self._reference(extra.input_ids, extra.attention_mask, wide)[:n].float()
         mine, by_sequence = extra[:n], self.importance_sampling_level == "sequence"
-        weight_BC = rows.importance(proximal_BC, mine, self.r3_settings.objective, by_sequence=by_sequence)
+        weight_BC = padding.importance(proximal_BC, mine, self.r3_settings.objective, by_sequence=by_sequence)
         self._log_importance(weight_BC[mine.completion_mask_BC.bool()])
         values = {
             "old_per_token_logps": proximal_BC,
@@ -319,24 +307,25 @@ class R3Trainer(GRPOTrainer):
 
     # ------------------------------------------------------------- the buffer, the ranks, the metrics
 
-    def _buffer(self) -> SampleBuffer:
-        if self._r3_buffer is None:
+    @property
+    def _algorithm(self) -> Algorithm:
+        if self._r3_algorithm is None:
             self._open_buffer(None)
-        assert self._r3_buffer is not None
-        return self._r3_buffer
+        assert self._r3_algorithm is not None
+        return self._r3_algorithm
 
     def _open_buffer(self, checkpoint: str | None) -> None:
-        if self._r3_buffer is not None:
-            self._r3_buffer.close()
+        self.close_buffer()
         path = self.args.r3_buffer_path or os.path.join(str(self.args.output_dir), FILE)
         limits = {"per_query": self.args.r3_buffer_per_query, "total": self.args.r3_buffer_total}
-        self._r3_buffer = open_buffer(path, checkpoint, **limits)
+        buffer = open_buffer(path, checkpoint, **limits)
+        self._r3_algorithm = Algorithm(self.r3_settings, buffer, self._tokenizer, seed=self.args.seed)
 
     def close_buffer(self) -> None:
         """Let go of the buffer's file; `train` does it at its end."""
-        if self._r3_buffer is not None:
-            self._r3_buffer.close()
-            self._r3_buffer = None
+        if self._r3_algorithm is not None:
+            self._r3_algorithm.buffer.close()
+            self._r3_algorithm = None
 
     def _on_main(self, make: Callable[[], T]) -> T:
         """What `make` returns on the main process, on all; if it fails there, all fail, rather than wait for ever."""

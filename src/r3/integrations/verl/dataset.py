@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from r3.errors import ConfigError
-from r3.integrations.common.prompts import asked_of, prompt_id
+from r3.integrations.common.prompts import prompt_id, text_of
 from r3.integrations.verl import KEY
 from r3.samples import Query
 
@@ -15,7 +15,7 @@ from r3.samples import Query
 def query_of(prompt: Any, index: Any, query_key: str) -> Query:
     """The query that a row asks, under the id its history is kept by."""
     turns = [dict(turn) for turn in prompt]
-    return Query(str(index) if query_key == "index" else prompt_id(turns), asked_of(turns))
+    return Query(str(index) if query_key == "index" else prompt_id(turns), text_of(turns))
 
 
 def check_ids(dataset: Any, query_key: str) -> None:

@@ -2,7 +2,7 @@
 
 Stage methods are extended around `super()`. Reflection prompts join the batch that is asked; past samples join the rows
 once the answers are judged, before verl balances them over its workers and computes their log-probs; with the entropies
-of that pass `r3.method.step` decides the advantages, and verl's own loss does the rest.
+of that pass `r3.algorithm` decides the advantages, and verl's own loss does the rest.
 
 Departures from the paper, and choices verl makes for us:
 - Joined rows make a batch larger. The number of optimiser updates stays what `train_batch_size / ppo_mini_batch_size`
@@ -35,18 +35,16 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from r3.buffer import SampleBuffer
+from r3.algorithm import Algorithm, Prompt
 from r3.integrations.common.checkpoints import FILE, open_buffer, prune_copies, save_buffer
+from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance, importance_metrics, importance_sums
-from r3.integrations.common.plan import Answer, Asked, placed, scale_of, to_groups
 from r3.integrations.common.prompts import turns_of
-from r3.integrations.verl import ESTIMATOR, KEY, TRAINER, rows
+from r3.integrations.verl import ESTIMATOR, KEY, TRAINER, transfer
 from r3.integrations.verl.config import checked
 from r3.integrations.verl.dataset import Templated, check_ids, query_of
-from r3.method.settings import RankingSettings
-from r3.method.step import StepResult, step
-from r3.samples import Group, Sample
-from r3.train.recall import past_samples, reflections
+from r3.method.step import StepResult, training_prompts
+from r3.samples import Group
 
 PASSED = ["old_log_probs", "entropy", "rollout_log_probs", "response_mask"]
 _DECIDED: ContextVar[list[Tensor] | None] = ContextVar("r3 advantages, row by row", default=None)
@@ -66,15 +64,13 @@ def decided_advantages(token_level_rewards: Tensor, response_mask: Tensor, **_: 
 class _Batch:
     """A step's batch on its way through verl's stages."""
 
-    asked: dict[str, Asked]
-    """What each prompt of the batch asks, by verl's uid."""
-    lengths: dict[str, int]
-    """Tokens of the reflection prompts, as they were built."""
+    prompts: dict[str, Prompt]
+    """By verl's uid."""
     counts: dict[str, float]
-    answers: list[tuple[Asked, dict[str, Answer]]] = field(default_factory=list)
-    history: dict[str, list[Sample]] = field(default_factory=dict)
+    answers: list[tuple[Prompt, dict[str, Answer]]] = field(default_factory=list)
+    """By the row's key; those whose rollouts failed are left out."""
     joined: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Keys of the rows that joined, by group and place among its members."""
+    """Keys of the rows that joined, by group and member."""
     rows: int = 0
 
 
@@ -94,13 +90,13 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
         self._updates = self._minibatches * actor.ppo_epochs
         self._r3: _Batch | None = None
         self._r3_metrics: dict[str, float] = {}
-        self._r3_buffer: SampleBuffer | None = None
+        self._r3_algorithm: Algorithm | None = None
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
             super().fit(agent_loop_manager)
         finally:
-            self._buffer.close()
+            self._algorithm.buffer.close()
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -112,71 +108,58 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
         batch = super()._next_train_batch(num_prompts)
         settings, epoch = self.r3_settings, (self.global_steps - 1) // self.steps_per_epoch + 1
         keys = zip(batch["raw_prompt"], batch["index"], strict=True)
-        met = [(query_of(prompt, index, settings.query_key), epoch) for prompt, index in keys]
-        tokenizer = Templated(self.tokenizer, self.config.data.get("apply_chat_template_kwargs") or {})
-        seed = f"{settings.seed}/{self.global_steps}"
-        made, counts = reflections(self._buffer, met, tokenizer, settings.reflection, seed=seed)
-        room = made[: settings.max_reflections]
-        told = {f"reflection/{name}": float(n) for name, n in counts.items()}
-        told["reflection/no_room"] = float(len(made) - len(room))
-        self._r3 = _Batch({uid: Asked(*one) for uid, one in zip(batch["uid"], met, strict=True)}, {}, told)
-        if not room:
+        queries = [(query_of(prompt, index, settings.query_key), epoch) for prompt, index in keys]
+        asked = self._algorithm.ask(queries, step=self.global_steps).limited(settings.max_reflections)
+        counts = {f"reflection/{name}": float(n) for name, n in asked.counts.items()}
+        uids = [str(uuid.uuid4()) for _ in asked.reflections]
+        self._r3 = _Batch(dict(zip([*batch["uid"], *uids], asked.prompts, strict=True)), counts)
+        if not uids:
             return batch
-        more = tu.index_select_tensor_dict(batch, [place for place, _ in room])
-        prompts, uids = [], [str(uuid.uuid4()) for _ in room]
-        for uid, (place, reflection) in zip(uids, room, strict=True):
-            assert reflection.asked is not None
-            assert reflection.prompt is not None
-            assert reflection.context is not None
-            prompts.append(turns_of(reflection.asked))
-            self._r3.asked[uid] = Asked(*met[place], reflection.context)
-            self._r3.lengths[uid] = len(reflection.prompt)
+        more = tu.index_select_tensor_dict(batch, [prompt.position for prompt in asked.reflections])
         tu.assign_non_tensor_stack(more, "uid", uids)
-        tu.assign_non_tensor_stack(more, "raw_prompt", prompts)
+        tu.assign_non_tensor_stack(more, "raw_prompt", [turns_of(prompt.text) for prompt in asked.reflections])
         both = tu.concat_tensordict([batch, more])
         tu.assign_non_tensor_data(both, "global_steps", self.global_steps)
         return both
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         # verl would wait for the plain prompts alone, and take the reflection groups for the next step's.
-        return super()._step_once(metrics, timing_raw, len(self._at_hand.asked))
+        return super()._step_once(metrics, timing_raw, len(self._at_hand.prompts))
 
     # ------------------------------------------------------------- what joins
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *more: Any, **named: Any) -> KVBatchMeta:
-        here, settings = self._at_hand, self.r3_settings
-        self._take_answers(rows.answers(batch))
-        groups = self._groups()
-        here.history = past_samples(self._buffer, groups, settings.replay, self._version)
-        unranked = settings.model_copy(update={"ranking": RankingSettings(enabled=False)})  # entropies come later
-        batch = rows.add(batch, self._joining(self._decided(groups, unranked)))
+        here = self._at_hand
+        self._take_answers(transfer.answers(batch))
+        preview = self._algorithm.preview(self._groups(), version=self._version)  # entropies come later
+        batch = transfer.add(batch, self._joining(preview))
         here.rows = len(batch)
         return super()._balance_batch(batch, metrics, *more, **named)
 
-    def _take_answers(self, found: dict[str, dict[str, Answer]]) -> None:
+    def _take_answers(self, answers: dict[str, dict[str, Answer]]) -> None:
         here = self._at_hand
-        answered = {ask.query.id for uid, ask in here.asked.items() if uid in found and ask.context.kind == "plain"}
-        here.answers = [(a, found[uid]) for uid, a in here.asked.items() if uid in found and a.query.id in answered]
-        here.counts["groups/failed"] = float(len(here.asked) - len(here.answers))
-        for uid, length in here.lengths.items():
-            if uid in found and len(next(iter(found[uid].values())).prompt) < length:
+        answered = [(prompt, answers[uid]) for uid, prompt in here.prompts.items() if uid in answers]
+        plain = {prompt.position for prompt, _ in answered if prompt.context.kind == "plain"}
+        here.answers = [(prompt, by_key) for prompt, by_key in answered if prompt.position in plain]
+        here.counts["groups/failed"] = float(len(here.prompts) - len(here.answers))
+        for prompt, by_key in answered:
+            if prompt.context.kind == "reflection" and len(next(iter(by_key.values())).prompt) < len(prompt.tokens):
                 raise ValueError(
-                    f"verl cut a reflection prompt of {length} tokens from the left: raise data.max_prompt_length or "
-                    f"lower ++{KEY}.reflection.max_prompt_tokens"
+                    f"verl cut a reflection prompt of {len(prompt.tokens)} tokens from the left: raise "
+                    f"data.max_prompt_length or lower ++{KEY}.reflection.max_prompt_tokens"
                 )
 
-    def _joining(self, result: StepResult) -> list[rows.Joining]:
+    def _joining(self, preview: StepResult) -> list[transfer.Joining]:
         """Past samples under their group's prompt; reflection answers under the plain one, where settings say so."""
         joining = []
-        for number, (mixed, (_, answers)) in enumerate(zip(result.groups, self._at_hand.answers, strict=True)):
-            moved = mixed.group.plain_prompt is not None and self.r3_settings.reflection.train_as != "reflection"
-            first, like = len(mixed.group), next(iter(answers))
-            for place, sample in enumerate(mixed.members) if moved else enumerate(mixed.replay.samples, first):
-                prompt = mixed.group.plain_prompt if moved else mixed.group.prompt
-                assert prompt is not None
-                key = f"{like.rsplit('_', 2)[0]}_{self.config.actor_rollout_ref.rollout.n + place}_0"
-                self._at_hand.joined[number, place] = key
-                joining.append(rows.Joining(key, like, prompt, sample))
+        for number, (mixed, (_, answers)) in enumerate(zip(preview.groups, self._at_hand.answers, strict=True)):
+            like = next(iter(answers))
+            for index, member in enumerate(mixed.members):
+                for prompt, other_context in training_prompts(mixed.group, member, self.r3_settings):
+                    if member.origin == "replayed" or other_context:
+                        key = f"{like.rsplit('_', 2)[0]}_{self.config.actor_rollout_ref.rollout.n + index}_0"
+                        self._at_hand.joined[number, index] = key
+                        joining.append(transfer.Joining(key, like, prompt, member.sample))
         return joining
 
     # ------------------------------------------------------------- mini-batches: as many as ever, but larger
@@ -198,15 +181,14 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
     # ------------------------------------------------------------- what it is worth
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        here, data = self._at_hand, rows.get(batch, PASSED)
+        here, data = self._at_hand, transfer.get(batch, PASSED)
         old = dict(zip(batch.keys, data["old_log_probs"], strict=True))
         entropies = dict(zip(batch.keys, data["entropy"], strict=True))
         for _, answers in here.answers:
             for key, answer in answers.items():
                 drawn = answer.logprobs if "rollout_log_probs" in data else old[key].float().numpy()
                 answers[key] = replace(answer, logprobs=drawn, entropies=entropies[key].float().numpy())
-        self.r3_step = self._decided(self._groups(), self.r3_settings)
-        self._buffer.add(self.r3_step.samples)
+        self.r3_step = self._algorithm.learn(self._groups(), version=self._version)
         self._r3_metrics = {**self.r3_step.counts, **here.counts, "rows": float(len(batch))}
         if (
             here.joined and "rollout_log_probs" in data
@@ -229,9 +211,9 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
         fresh = [list(answers) for _, answers in here.answers]
         scale = scale_of(self.r3_settings, len(batch), tokens)
         decided, weights = {key: torch.zeros(len(old[key])) for key in batch.keys}, []
-        for group, member, w in placed(self.r3_step):
+        for w in self.r3_step.weighted:
             extra = w.origin == "replayed" or w.other_context
-            key = here.joined[group, member] if extra else fresh[group][member]
+            key = here.joined[w.group, w.member] if extra else fresh[w.group][w.member]
             importance_T = torch.ones(len(old[key]))
             if extra and not w.other_context:
                 prox_BT, drew_BT = old[key].float()[None], torch.tensor(w.sample.logprobs)[None]
@@ -252,12 +234,8 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
     # ------------------------------------------------------------- the method, the buffer, checkpoints
 
     def _groups(self) -> list[Group]:
-        answered = [(ask, list(answers.values())) for ask, answers in self._at_hand.answers]
+        answered = [(prompt, list(by_key.values())) for prompt, by_key in self._at_hand.answers]
         return to_groups(answered, version=self._version, step=self.global_steps)
-
-    def _decided(self, groups: list[Group], settings: Any) -> StepResult:
-        history = self._at_hand.history
-        return step(groups, settings, history=history, policy_version=self._version, seed=self.r3_settings.seed)
 
     @property
     def _at_hand(self) -> _Batch:
@@ -270,21 +248,24 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
         return int((self.global_steps - 1) * self._updates)
 
     @property
-    def _buffer(self) -> SampleBuffer:
-        assert self._r3_buffer is not None, "verl loads the checkpoint, and with it the buffer, before anything else"
-        return self._r3_buffer
+    def _algorithm(self) -> Algorithm:
+        assert self._r3_algorithm is not None, "verl loads the checkpoint, and with it the buffer, before anything else"
+        return self._r3_algorithm
 
     def _save_checkpoint(self) -> None:
         home = self.config.trainer.default_local_dir
-        save_buffer(self._buffer, os.path.join(home, f"global_step_{self.global_steps}"))  # before verl calls it whole
+        folder = os.path.join(home, f"global_step_{self.global_steps}")
+        save_buffer(self._algorithm.buffer, folder)  # before verl calls it whole
         super()._save_checkpoint()
         prune_copies(home, "global_step_*", needs="actor")
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        trainer, buffer, found = self.config.trainer, self.r3_settings.buffer, None
+        trainer, limits, checkpoint = self.config.trainer, self.r3_settings.buffer, None
         if self.global_steps > 0:
-            found = os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
-            found = trainer.resume_from_path if trainer.resume_mode == "resume_path" else found
-        path = buffer.path or os.path.join(trainer.default_local_dir, FILE)
-        self._r3_buffer = open_buffer(path, found, per_query=buffer.per_query, total=buffer.total)
+            checkpoint = os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
+            checkpoint = trainer.resume_from_path if trainer.resume_mode == "resume_path" else checkpoint
+        path = limits.path or os.path.join(trainer.default_local_dir, FILE)
+        buffer = open_buffer(path, checkpoint, per_query=limits.per_query, total=limits.total)
+        tokenizer = Templated(self.tokenizer, self.config.data.get("apply_chat_template_kwargs") or {})
+        self._r3_algorithm = Algorithm(self.r3_settings, buffer, tokenizer, seed=self.r3_settings.seed)

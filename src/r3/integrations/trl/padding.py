@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from r3.integrations.common import importance as stale
-from r3.integrations.trl.plan import ExtraRow
+from r3.integrations.trl.layout import ExtraRow
 from r3.method.settings import ObjectiveSettings
 
 Batch = dict[str, Tensor]
@@ -90,8 +90,8 @@ def pad_rows(extra: Sequence[ExtraRow], like: Batch, pad_id: int, multiple_of: i
     return Padded(*(tensor.to(device) for tensor in tensors))
 
 
-def _width(lengths: list[int], own: int, multiple_of: int | None) -> int:
-    width = max([own, *lengths])
+def _width(lengths: list[int], at_least: int, multiple_of: int | None) -> int:
+    width = max([at_least, *lengths])
     return width if multiple_of is None else math.ceil(width / multiple_of) * multiple_of
 
 
@@ -109,13 +109,13 @@ def select(batch: Batch, kept: Sequence[int], extra: Padded, values: Batch, empt
     for name, tensor in batch.items():
         if name not in PROMPT and name not in COMPLETION:
             continue
-        own = tensor[rows]
+        chosen = tensor[rows]
         if tensor.size(1) > 1 or name != "importance_sampling_ratio":  # its sequence modes have one column
             left = name in PROMPT
             width = (extra.prompt_ids_BP if left else extra.completion_ids_BC).size(1)
             room = (width - tensor.size(1), 0) if left else (0, width - tensor.size(1))
-            own = torch.nn.functional.pad(own, room, value=float((PROMPT | COMPLETION)[name]))
-        joined = torch.cat([own, more[name][:, : own.size(1)].to(own.dtype)])
+            chosen = torch.nn.functional.pad(chosen, room, value=float((PROMPT | COMPLETION)[name]))
+        joined = torch.cat([chosen, more[name][:, : chosen.size(1)].to(chosen.dtype)])
         # An empty row repeats a real one, so that the model sees valid ids, with nothing of it in the loss.
         blank = batch_row(joined, name, empty)
         out[name] = torch.cat([joined, blank])

@@ -12,7 +12,7 @@ import pytest
 
 from r3.errors import RunError
 from r3.run.rollouts import Rollouts
-from r3.train.pieces import Pieces
+from r3.train.token_texts import TokenTexts
 from tests.tokenizing import char_tokenizer, chat_tokenizer
 
 
@@ -20,8 +20,8 @@ from tests.tokenizing import char_tokenizer, chat_tokenizer
 def test_the_widths_of_tokens_cut_the_text_where_they_wrote_it(text: str) -> None:
     tokenizer = chat_tokenizer()
     tokens = np.array([*tokenizer.encode(text), tokenizer.eos_token_id])
-    pieces = Pieces(tokenizer)
-    widths = pieces.widths(tokens, pieces.decode(tokens))
+    texts = TokenTexts(tokenizer)
+    widths = texts.widths(tokens, texts.decode(tokens))
     assert widths is not None
     assert len(widths) == len(tokens)
     assert sum(widths) == len(text)
@@ -37,10 +37,10 @@ def test_the_widths_of_tokens_cut_the_text_where_they_wrote_it(text: str) -> Non
 def test_a_text_cut_inside_a_character_and_one_of_another_tokenizer() -> None:
     tokenizer = chat_tokenizer()
     tokens = np.array(tokenizer.encode("ok 🧮")[:-1])
-    pieces = Pieces(tokenizer)
-    widths = pieces.widths(tokens, pieces.decode(tokens))
-    assert widths is None or sum(widths) <= len(pieces.decode(tokens))
-    assert Pieces(char_tokenizer()).widths(np.array([5, 6, 7]), "something else") is None
+    texts = TokenTexts(tokenizer)
+    widths = texts.widths(tokens, texts.decode(tokens))
+    assert widths is None or sum(widths) <= len(texts.decode(tokens))
+    assert TokenTexts(char_tokenizer()).widths(np.array([5, 6, 7]), "something else") is None
 
 
 def test_a_file_reads_the_same_whole_and_in_parts(tmp_path: Path) -> None:

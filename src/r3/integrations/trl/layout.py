@@ -1,7 +1,7 @@
-"""From gathered answers to what every rank trains on: pure functions, run by the main process.
+"""From what the algorithm decided to the rows that every rank trains on: pure functions, run by the main process.
 
-`decide` hands the batch to `r3.method.step` and returns a `Plan` in terms of rows; `lay_out` gives each rank as many
-rows as every other, in a number that TRL can split into micro-batches.
+`plan_rows` says it in terms of TRL's rows; `lay_out` gives each rank as many rows as every other, in a number that TRL
+can split into micro-batches.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from r3.integrations.common.plan import placed
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult, step
-from r3.samples import FloatArray, Group, IntArray, Sample
+from r3.method.step import StepResult
+from r3.samples import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """The rows of one rank: which of its own it keeps, which extra ones it takes, how many empty ones fill it up."""
+    """The rows of one rank: which it keeps, which extra ones it takes, how many empty ones fill it up."""
 
     kept: tuple[int, ...]
     extra: tuple[int, ...]
@@ -59,25 +58,21 @@ class RankRows:
         return len(self.kept) + len(self.extra) + self.empty
 
 
-def decide(
-    groups: Sequence[Group], settings: MethodSettings, history: Mapping[str, Sequence[Sample]], version: int, seed: int
-) -> tuple[StepResult, Plan]:
-    """Ranking, replay and Eq. 3 over the batch (`r3.method.step`), and its outcome row by row."""
-    result = step(groups, settings, history=history, policy_version=version, seed=seed)
-    fresh = [sample for mixed in result.groups for sample in mixed.group.samples]
+def plan_rows(result: StepResult, settings: MethodSettings) -> Plan:
+    """What was decided about the batch, row by row. TRL generated the rows of a group side by side, group by group."""
     first = np.cumsum([0, *(len(mixed.group) for mixed in result.groups)])
-    advantages, weights = np.zeros(len(fresh)), np.zeros(len(fresh))
+    advantages, weights = np.zeros(first[-1]), np.zeros(first[-1])
     extra = []
-    for group, member, w in placed(result):
+    for w in result.weighted:
         if w.origin == "replayed" or w.other_context:
             behaviour = None if w.other_context else w.sample.logprobs
             extra.append(ExtraRow(w.prompt, w.sample.tokens, behaviour, w.advantage, w.weight))
         else:
-            row = first[group] + member
+            row = first[w.group] + w.member
             advantages[row], weights[row] = w.advantage, w.weight
-    members = [sample for mixed in result.groups for sample in mixed.members]
+    members = [member.sample for mixed in result.groups for member in mixed.members]
     tokens = sum(len(sample) for sample in members if not (settings.mask_truncated and sample.truncated))
-    return result, Plan(advantages, weights, tuple(map(len, fresh)), tuple(extra), tokens, result.counts)
+    return Plan(advantages, weights, tuple(map(len, result.samples)), tuple(extra), tokens, result.counts)
 
 
 def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, multiple: int) -> list[RankRows]:
@@ -89,8 +84,8 @@ def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, m
     >>> lay_out([True, True, False, False], 2, 1, at_least=2, multiple=1)
     [RankRows(kept=(0, 1), extra=(), empty=0), RankRows(kept=(0,), extra=(0,), empty=0)]
     """
-    own = len(trained) // ranks
-    rows = [[i for i in range(own) if trained[rank * own + i]] for rank in range(ranks)]
+    share = len(trained) // ranks
+    rows = [[i for i in range(share) if trained[rank * share + i]] for rank in range(ranks)]
     taken: list[list[int]] = [[] for _ in range(ranks)]
     for index in range(extra):
         emptiest = min(range(ranks), key=lambda rank: len(rows[rank]) + len(taken[rank]))
@@ -99,7 +94,7 @@ def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, m
     size = multiple * max(math.ceil(at_least / multiple), math.ceil(needed / multiple))
     laid = []
     for rank, (kept, more) in enumerate(zip(rows, taken, strict=True)):
-        spare = [i for i in range(own) if not trained[rank * own + i]]
+        spare = [i for i in range(share) if not trained[rank * share + i]]
         spare = spare[: size - len(kept) - len(more)]
         empty = size - len(kept) - len(more) - len(spare)
         laid.append(RankRows(tuple(sorted([*kept, *spare])), tuple(more), empty))

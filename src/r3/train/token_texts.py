@@ -10,7 +10,7 @@ _UNFINISHED = "\ufffd"
 """What a tokenizer makes of bytes that are not yet a character."""
 
 
-class Pieces:
+class TokenTexts:
     """A tokenizer's texts of single tokens, each asked for once."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -34,25 +34,25 @@ class Pieces:
         waiting: list[int] = []
         at = 0
         for token in tokens.tolist():
-            piece = "" if token in self._special else self._text(token)
-            if waiting or _UNFINISHED in piece:
+            written = "" if token in self._special else self._text(token)
+            if waiting or _UNFINISHED in written:
                 waiting.append(token)
-                piece = self._tokenizer.decode(waiting)
-                if _UNFINISHED in piece and len(waiting) < 4:  # no character has more bytes
+                written = self._tokenizer.decode(waiting)
+                if _UNFINISHED in written and len(waiting) < 4:  # no character has more bytes
                     widths.append(0)
                     continue
                 waiting = []
-            if not text.startswith(piece, at):
+            if not text.startswith(written, at):
                 return None
-            widths.append(len(piece))
-            at += len(piece)
+            widths.append(len(written))
+            at += len(written)
         return widths if at == len(text) or text[at:] == _UNFINISHED * (len(text) - at) else None
 
     def _text(self, token: int) -> str:
         known = self._texts.get(token)
         if known is None:
             after = str(self._tokenizer.decode([*self._before, token]))
-            own = after.startswith(self._before_text)
-            known = after[len(self._before_text) :] if own else str(self._tokenizer.decode([token]))
+            follows = after.startswith(self._before_text)
+            known = after[len(self._before_text) :] if follows else str(self._tokenizer.decode([token]))
             self._texts[token] = known
         return known

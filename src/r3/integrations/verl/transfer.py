@@ -15,7 +15,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from r3.integrations.common.plan import Answer
+from r3.integrations.common.groups import Answer
 from r3.integrations.verl import REWARD
 from r3.method.replay import outcome_reward
 from r3.samples import FloatArray, IntArray, Sample
@@ -46,17 +46,17 @@ def get(batch: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
 def answers(batch: KVBatchMeta) -> dict[str, dict[str, Answer]]:
     """The batch's answers, by the uid of their prompt and then by key, in the order of sessions; not yet entropies."""
     data = get(batch, ANSWER)
-    found: dict[str, dict[str, Answer]] = {}
-    for row, key in sorted(enumerate(batch.keys), key=lambda one: int(one[1].rsplit("_", 2)[1])):
+    by_uid: dict[str, dict[str, Answer]] = {}
+    for row, key in sorted(enumerate(batch.keys), key=lambda row_and_key: int(row_and_key[1].rsplit("_", 2)[1])):
         uid, _, output = key.rsplit("_", 2)
         if output != "0" or not bool(data["response_mask"][row].all()):
             raise ValueError("R³ trains on text answered in one turn: use the agent loop single_turn_agent")
         behaviour = data["rollout_log_probs"][row].numpy() if "rollout_log_probs" in data else None
         tokens = data["responses"][row].numpy()
-        found.setdefault(uid, {})[key] = _answer(
+        by_uid.setdefault(uid, {})[key] = _answer(
             data["prompts"][row].numpy(), tokens, behaviour, data["extra_fields"][row]
         )
-    return found
+    return by_uid
 
 
 def _answer(prompt: IntArray, tokens: IntArray, behaviour: FloatArray | None, extra: Any) -> Answer:
@@ -76,42 +76,42 @@ def add(batch: KVBatchMeta, joining: Sequence[Joining]) -> KVBatchMeta:
     if not joining:
         return batch
     tags = dict(zip(batch.keys, batch.tags, strict=True))
-    patterns = list(dict.fromkeys(one.like for one in joining))
+    patterns = list(dict.fromkeys(new.like for new in joining))
     data = tq.kv_batch_get(keys=patterns, partition_id=batch.partition_id)
     likes = {key: data[i] for i, key in enumerate(patterns)}
-    rows = [_row(one, {name: likes[one.like][name] for name in list(data.keys())}) for one in joining]
+    rows = [_row(new, {name: likes[new.like][name] for name in list(data.keys())}) for new in joining]
     # verl keeps rows of this tag out of its own statistics of answers, where past ones do not belong either.
-    new = [
+    new_tags = [
         {
-            **tags[one.like],
+            **tags[new.like],
             "is_padding": True,
-            "prompt_len": len(one.prompt),
-            "response_len": len(one.sample),
-            "seq_len": len(one.prompt) + len(one.sample),
+            "prompt_len": len(new.prompt),
+            "response_len": len(new.sample),
+            "seq_len": len(new.prompt) + len(new.sample),
         }
-        for one in joining
+        for new in joining
     ]
-    keys = [one.key for one in joining]
-    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=new)
+    keys = [new.key for new in joining]
+    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=new_tags)
     return KVBatchMeta(
         keys=batch.keys + keys,
-        tags=batch.tags + new,
+        tags=batch.tags + new_tags,
         partition_id=batch.partition_id,
         fields=batch.fields,
         extra_info=batch.extra_info,
     )
 
 
-def _row(one: Joining, like: dict[str, Any]) -> dict[str, Any]:
+def _row(new: Joining, like: dict[str, Any]) -> dict[str, Any]:
     if "routed_experts" in like or like["position_ids"].dim() > 1:
         raise ValueError(
             "a replayed row has no expert routes and no images: turn router_replay off, use a text model, or set "
             "++r3_method.name=r3-no-replay"
         )
-    prompts, responses = torch.tensor(one.prompt, dtype=torch.int64), torch.tensor(one.sample.tokens, dtype=torch.int64)
+    prompts, responses = torch.tensor(new.prompt, dtype=torch.int64), torch.tensor(new.sample.tokens, dtype=torch.int64)
     mask = torch.ones_like(responses)
     scores = torch.zeros(len(responses))
-    scores[-1] = outcome_reward(one.sample)
+    scores[-1] = outcome_reward(new.sample)
     row = {
         **like,
         "prompts": prompts,
@@ -123,5 +123,5 @@ def _row(one: Joining, like: dict[str, Any]) -> dict[str, Any]:
         "rm_scores": scores,
     }
     if "rollout_log_probs" in like:
-        row["rollout_log_probs"] = torch.tensor(one.sample.logprobs)
+        row["rollout_log_probs"] = torch.tensor(new.sample.logprobs)
     return row

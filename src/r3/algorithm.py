@@ -1,0 +1,211 @@
+"""Algorithm 1 without a model: what to ask, and what to learn from the answers.
+
+    asked  = algorithm.ask(batch, step=…)            a batch D_b: plain prompts, and reflection prompts of hard queries
+    groups = [prompt.group(samples) for prompt …]    whoever generates answers every prompt G times and judges them
+    result = algorithm.learn(groups, version=…)      replay, ranking, Eq. 3; what was answered joins the buffer S
+    ...                                              train on result.weighted: prompt, tokens, advantage, weight
+
+Our own loop and the trainers inside TRL and verl all go through these two calls, so that the order of Algorithm 1, and
+what each of its lines reads from the buffer, is written down here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from r3.buffer import SampleBuffer
+from r3.method.reflection import Tokenizer, WhyNot, in_vain, plain_prompt, reflect, why_not_hard
+from r3.method.replay import wanted_outcome
+from r3.method.settings import MethodSettings
+from r3.method.step import StepResult, ranked_members, step
+from r3.samples import PLAIN, Context, ContextKind, Group, IntArray, PromptText, Query, Sample
+
+Batch = Sequence[tuple[Query, int]]
+"""Queries, each with the epoch it is met in; a query may be there twice."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A query under one of its prompts, to be answered by a group."""
+
+    query: Query
+    epoch: int
+    position: int
+    """Its query's place in the batch."""
+    tokens: IntArray
+    text: PromptText
+    """The same before it was tokenized, for trainers that tokenize themselves."""
+    context: Context = PLAIN
+    plain_tokens: IntArray | None = None
+    """For a reflection prompt: the plain one's."""
+
+    def group(self, samples: Sequence[Sample]) -> Group:
+        """The group that these answers to it form."""
+        return Group(self.query, tuple(samples), self.tokens, self.context, self.plain_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The prompts of a step."""
+
+    prompts: tuple[Prompt, ...]
+    """A plain one for each query, in the order of the batch; then the reflection prompts of the hard ones."""
+    counts: Mapping[str, int]
+    """How many reflection prompts were built, and how many queries got none for which reason."""
+
+    @property
+    def plain(self) -> tuple[Prompt, ...]:
+        return tuple(prompt for prompt in self.prompts if prompt.context.kind == "plain")
+
+    @property
+    def reflections(self) -> tuple[Prompt, ...]:
+        return tuple(prompt for prompt in self.prompts if prompt.context.kind == "reflection")
+
+    def limited(self, reflections: int | None, *, multiple_of: int = 1) -> Asked:
+        """With at most so many reflection prompts (None: all), in a multiple; those left out are counted as no_room."""
+        built = self.reflections
+        room = len(built) if reflections is None else min(len(built), reflections)
+        room -= room % multiple_of
+        return Asked((*self.plain, *built[:room]), {**self.counts, "no_room": len(built) - room})
+
+
+class Algorithm:
+    """Algorithm 1 of the paper, around whatever generates, judges and trains.
+
+    Its only state is the buffer: the same seed, steps, batches and answers give the same results, and a run that
+    resumes with its buffer rewound needs nothing else.
+    """
+
+    def __init__(self, settings: MethodSettings, buffer: SampleBuffer, tokenizer: Tokenizer, *, seed: int = 0) -> None:
+        self.settings = settings
+        self.buffer = buffer
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self._plain_tokens: dict[PromptText, IntArray] = {}
+
+    # ---------------------------------------------------------------- ask
+
+    def ask(self, batch: Batch, *, step: int) -> Asked:
+        """The plain prompts of the batch's queries, and a second prompt for each hard one (ISR)."""
+        plain = self.plain_prompts(batch)
+        reflections, counts = self._reflection_prompts(plain, step)
+        return Asked((*plain, *reflections), counts)
+
+    def plain_prompts(self, batch: Batch) -> list[Prompt]:
+        """Every query as it is."""
+        return [
+            Prompt(query, epoch, position, self._tokens(query), query.prompt)
+            for position, (query, epoch) in enumerate(batch)
+        ]
+
+    def _tokens(self, query: Query) -> IntArray:
+        if query.prompt not in self._plain_tokens:
+            self._plain_tokens[query.prompt] = plain_prompt(query, self.tokenizer)
+        return self._plain_tokens[query.prompt]
+
+    def _reflection_prompts(self, plain: Sequence[Prompt], step: int) -> tuple[list[Prompt], Counter[str]]:
+        """The reflection prompts of the hard queries; and how often they could be built, and why not."""
+        refused = self._not_to_reflect(plain)
+        hard = [prompt for prompt, reason in zip(plain, refused, strict=True) if reason is None]
+        ids, limit = [prompt.query.id for prompt in hard], self.settings.reflection.candidates
+        failures = self.buffer.history(ids, outcome=False, limit=limit) if hard else {}
+        counts: Counter[str] = Counter(reason for reason in refused if reason is not None)
+        built = []
+        for prompt in hard:
+            query = prompt.query
+            rng = np.random.default_rng(seed_of(f"{self.seed}/{step}/{query.id}/reflect"))
+            made = reflect(query, failures[query.id], self.tokenizer, self.settings.reflection, rng=rng)
+            if isinstance(made, str):
+                counts[made] += 1
+                continue
+            counts["built"] += 1
+            built.append(
+                replace(prompt, tokens=made.tokens, text=made.text, context=made.context, plain_tokens=prompt.tokens)
+            )
+        return built, counts
+
+    def _not_to_reflect(self, plain: Sequence[Prompt]) -> list[WhyNot | None]:
+        """Why each query is not to be reflected on; None for the hard ones that are."""
+        settings, ids = self.settings.reflection, [prompt.query.id for prompt in plain]
+        rates = self.buffer.success_rate(ids) if settings.enabled else {}
+        reasons = [why_not_hard(rates.get(prompt.query.id), prompt.epoch, settings) for prompt in plain]
+        if settings.give_up_after is None or not settings.enabled:
+            return reasons
+        hard = [query_id for query_id, reason in zip(ids, reasons, strict=True) if reason is None]
+        past = self.buffer.attempts(hard, context="reflection")
+        lost = {query_id for query_id, so_far in past.items() if in_vain(so_far.tried, so_far.solved, settings)}
+        return [
+            "given_up" if reason is None and query_id in lost else reason
+            for query_id, reason in zip(ids, reasons, strict=True)
+        ]
+
+    # ---------------------------------------------------------------- learn
+
+    def learn(self, groups: Sequence[Group], *, version: int) -> StepResult:
+        """What to train on: ranking (SERR), replay (CCR) and Eq. 3 over the groups, whose samples then join S.
+
+        `version` counts the optimiser updates behind the policy that answered. Every fresh sample of the result has
+        the id under which the buffer now holds it.
+        """
+        result = self._mixed(groups, self.settings, version)
+        return result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
+
+    def preview(self, groups: Sequence[Group], *, version: int) -> StepResult:
+        """What `learn` will let join the groups, for trainers that need to know before there are entropies.
+
+        Members are those of `learn`; ranking rewards, and the advantages that hang on them, are still missing. Nothing
+        is stored.
+        """
+        unranked = self.settings.ranking.model_copy(update={"enabled": False})
+        return self._mixed(groups, self.settings.model_copy(update={"ranking": unranked}), version)
+
+    def needs_entropies(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
+        """The samples, by group and member, whose entropies the ranking reward will look at and which have none yet."""
+        return [
+            (number, member)
+            for number, group in enumerate(groups)
+            for member in ranked_members(group, self.settings.ranking)
+            if group.samples[member].entropies is None
+        ]
+
+    def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
+        history = self._history(groups, version)
+        return step(groups, settings, history=history, policy_version=version, seed=self.seed)
+
+    def _history(self, groups: Sequence[Group], version: int) -> dict[str, list[Sample]]:
+        """Past samples of the opposite outcome for every homogeneous group, as far as the age cap reaches."""
+        past: dict[str, list[Sample]] = {}
+        for outcome in (True, False):
+            ids = [group.query.id for group in groups if wanted_outcome(group, self.settings.replay) is outcome]
+            for query_id, samples in self._candidates(ids, outcome, version).items():
+                past.setdefault(query_id, []).extend(samples)
+        return past
+
+    def _candidates(self, ids: Sequence[str], outcome: bool, version: int) -> dict[str, list[Sample]]:
+        if not ids:
+            return {}
+        settings = self.settings.replay
+        since = None if settings.max_age is None else version - settings.max_age
+        context: ContextKind | None = None if outcome else "plain"  # a failure in reflection does not join (`replay`)
+        young = self.buffer.history(
+            ids,
+            outcome=outcome,
+            limit=settings.candidates,
+            context=context,
+            since_version=since,
+            distinct=settings.distinct,
+        )
+        # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
+        bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
+        older = self.buffer.history(bare, outcome=outcome, limit=1, context=context) if bare else {}
+        return {**young, **older}
+
+
+def seed_of(name: str) -> int:
+    """A 63-bit seed that any change of the name changes."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1

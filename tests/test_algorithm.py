@@ -1,0 +1,240 @@
+"""`r3.algorithm`: what is asked, what is read from the buffer, what is learnt and stored; and README's own loop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import r3
+from r3.algorithm import Algorithm, Asked
+from r3.buffer import SampleBuffer
+from r3.method.settings import MethodSettings
+from r3.samples import Group, Query, Sample
+from tests.method.makers import REFLECTION, make_group, make_sample
+from tests.tokenizing import char_tokenizer
+
+QUERY = Query("q", "1+1=")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def buffer() -> Iterator[SampleBuffer]:
+    with SampleBuffer(":memory:") as buffer:
+        yield buffer
+
+
+def algorithm(buffer: SampleBuffer, seed: int = 0, **settings: Any) -> Algorithm:
+    return Algorithm(MethodSettings(name="r3", **settings), buffer, char_tokenizer(), seed=seed)
+
+
+def answers(query_id: str, outcomes: Sequence[bool], *, first: int = 1, **more: Any) -> list[Sample]:
+    """Complete answers of two tokens each, no two alike."""
+    return [make_sample(o, query_id=query_id, tokens=[9, first + i], **more) for i, o in enumerate(outcomes)]
+
+
+# ---------------------------------------------------------------- ask
+
+
+def test_a_batch_is_asked_in_order_and_hard_queries_twice(buffer: SampleBuffer) -> None:
+    """Hard is: met before, from epoch 2 on, with a mean past outcome below τ = 0.25."""
+    outcomes = {"hard": [False] * 4, "even": [True, False], "new": [], "solved": [True]}
+    for query_id, past in outcomes.items():
+        buffer.add(answers(query_id, past))
+    batch = [(Query(query_id, f"{query_id}?"), 2) for query_id in outcomes]
+    asked = algorithm(buffer).ask(batch, step=7)
+    assert [prompt.query.id for prompt in asked.plain] == list(outcomes)
+    assert [prompt.position for prompt in asked.prompts] == [0, 1, 2, 3, 0]
+    assert asked.counts == {"built": 1, "not_hard": 2, "never_tried": 1}
+    (reflection,) = asked.reflections
+    tokenizer = char_tokenizer()
+    assert reflection.plain_tokens is not None
+    assert tokenizer.decode(reflection.plain_tokens) == "hard?" == tokenizer.decode(asked.prompts[0].tokens)
+    assert tokenizer.decode(reflection.tokens) == reflection.text
+    assert reflection.context.shown in {1, 2, 3, 4}
+    early = algorithm(buffer).ask([(query, 1) for query, _ in batch], step=7)
+    assert (early.reflections, early.counts) == ((), {"early": 4})
+
+
+def test_the_failure_shown_depends_on_seed_and_step_alone(buffer: SampleBuffer) -> None:
+    buffer.add(answers("q", [False] * 8))
+
+    def shown(seed: int, step: int) -> int | None:
+        return algorithm(buffer, seed).ask([(QUERY, 2)], step=step).reflections[0].context.shown
+
+    assert shown(0, 1) == shown(0, 1)
+    assert len({shown(0, step) for step in range(40)}) == 8
+    assert len({shown(seed, 1) for seed in range(40)}) == 8
+
+
+def test_reflection_prompts_that_find_no_room_are_counted(buffer: SampleBuffer) -> None:
+    batch = [(Query(f"q{i}", "?"), 2) for i in range(5)]
+    for query, _ in batch:
+        buffer.add(answers(query.id, [False]))
+    asked = algorithm(buffer).ask(batch, step=1)
+
+    def left(limited: Asked) -> tuple[int, int, int]:
+        return len(limited.plain), len(limited.reflections), limited.counts["no_room"]
+
+    assert left(asked.limited(None)) == (5, 5, 0)
+    assert left(asked.limited(3)) == (5, 3, 2)
+    assert left(asked.limited(None, multiple_of=2)) == (5, 4, 1)
+    assert left(asked.limited(3, multiple_of=2)) == (5, 2, 3)
+
+
+def test_a_query_is_tokenized_once(buffer: SampleBuffer) -> None:
+    class Counting:
+        """A tokenizer that counts what it encodes."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            self.calls += 1
+            return list(char_tokenizer().encode(text, **options))
+
+    tokenizer: Any = Counting()
+    counted = Algorithm(MethodSettings(name="r3"), buffer, tokenizer)
+    for step in range(3):
+        counted.ask([(QUERY, 1), (QUERY, 1)], step=step)
+    assert tokenizer.calls == 1
+
+
+# ---------------------------------------------------------------- what replay reads
+
+
+def joined(past: list[Sample], fresh: Sequence[bool], version: int = 5, **settings: Any) -> list[list[int]]:
+    """The tokens of what joins a group of these outcomes, after these samples."""
+    with SampleBuffer(":memory:") as buffer:
+        buffer.add(past)
+        group = make_group([make_sample(outcome) for outcome in fresh])
+        result = algorithm(buffer, replay=settings).preview([group], version=version)
+    return [sample.tokens.tolist() for sample in result.groups[0].replayed]
+
+
+def test_failures_in_reflection_do_not_hide_those_under_the_plain_prompt() -> None:
+    """A query that was hard, was reflected upon in vain, and is solved by now: its newest failures are reflection's."""
+    past = [make_sample(False, tokens=[1, 2]), make_sample(False, tokens=[1, 3])]
+    past += [make_sample(False, tokens=[2, i], context=REFLECTION) for i in range(8)]
+    assert sorted(joined(past, [True, True], candidates=4, k=2)) == [[1, 2], [1, 3]]
+
+
+def test_successes_of_reflection_join() -> None:
+    assert joined([make_sample(True, tokens=[3, 3], context=REFLECTION)], [False, False]) == [[3, 3]]
+
+
+def test_failures_join_solve_all_groups_or_are_left_alone() -> None:
+    past = [make_sample(False, tokens=[1, 2])]
+    assert joined(past, [True, True]) == [[1, 2]]
+    assert joined(past, [True, True], failures=False) == []
+    assert joined(past, [True, False]) == []
+
+
+def test_samples_beyond_the_age_limit_are_told_from_none(buffer: SampleBuffer) -> None:
+    buffer.add([make_sample(True, policy_version=1)])
+    limited = algorithm(buffer, replay={"max_age": 3})
+    failed = [make_group([make_sample(False)] * 2)]
+    assert limited.preview(failed, version=4).groups[0].replay == "joined"
+    assert limited.preview(failed, version=5).groups[0].replay == "too_old"
+    other = [make_group([make_sample(False, query_id="other")] * 2, query_id="other")]
+    assert limited.preview(other, version=5).groups[0].replay == "no_history"
+
+
+# ---------------------------------------------------------------- learn
+
+
+def twice(buffer: SampleBuffer) -> list[Group]:
+    """One query that a batch holds twice, solved by none, with a past success; and a reflection group of it."""
+    buffer.add(answers("q", [True], first=70))
+    plain = [Group(QUERY, answers("q", [False] * 3, first=first, step=1), [7, 8]) for first in (10, 20)]
+    reflecting = answers("q", [True, False], first=30, step=1, context=REFLECTION)
+    return [*plain, Group(QUERY, reflecting, [7, 9], REFLECTION, plain_prompt=[7, 8])]
+
+
+@pytest.mark.parametrize("train_as", ["reflection", "plain", "both"])
+def test_every_weighted_sample_knows_its_group_and_member(buffer: SampleBuffer, train_as: Any) -> None:
+    groups = twice(buffer)
+    result = algorithm(buffer, ranking=False, reflection={"train_as": train_as}).learn(groups, version=3)
+    under = {"reflection": [(7, 9)], "plain": [(7, 8)], "both": [(7, 9), (7, 8)]}[train_as]
+    expected = [(g, m, (7, 8), "replayed" if m == 3 else "fresh") for g in (0, 1) for m in range(4)]
+    expected += [(2, m, prompt, "reflection") for m in range(2) for prompt in under]
+    assert [(w.group, w.member, tuple(w.prompt.tolist()), w.origin) for w in result.weighted] == expected
+    for w in result.weighted:
+        member = result.groups[w.group].members[w.member]
+        assert w.sample is member.sample
+        assert (w.advantage, w.origin) == (member.advantage, member.origin)
+
+
+def test_stored_samples_carry_the_ids_of_the_buffer(buffer: SampleBuffer) -> None:
+    groups = twice(buffer)
+    result = algorithm(buffer).learn(groups, version=3)
+    ids = [[member.sample.id for member in mixed.members] for mixed in result.groups]
+    assert ids == [[2, 3, 4, 1], [5, 6, 7, 1], [8, 9]]
+    stored = buffer.find(range(2, 10))
+    for sample in result.samples:
+        assert sample.id is not None
+        assert stored[sample.id].tokens.tolist() == sample.tokens.tolist()
+        assert stored[sample.id].reward == sample.reward
+    assert {w.sample.id for w in result.weighted} <= set(range(1, 10))
+
+
+def test_a_batch_is_learnt_from_its_past_alone(buffer: SampleBuffer) -> None:
+    """What a batch adds to the buffer joins no group of the same batch."""
+    groups = [Group(QUERY, answers("q", [o] * 2, first=f, step=1), [7]) for o, f in ((False, 1), (True, 5))]
+    first = algorithm(buffer).learn(groups, version=0)
+    assert [mixed.replay for mixed in first.groups] == ["no_history", "no_history"]
+    again = [Group(QUERY, answers("q", [o] * 2, first=f, step=2), [7]) for o, f in ((False, 11), (True, 15))]
+    second = algorithm(buffer).learn(again, version=1)
+    assert [{s.id for s in mixed.replayed} for mixed in second.groups] == [{3, 4}, {1, 2}]
+
+
+def test_a_preview_has_the_members_of_learn_and_stores_nothing(buffer: SampleBuffer) -> None:
+    groups = twice(buffer)
+    blind = [
+        Sample("r", np.array([1, i]), np.array([-1.0, -1.0]), None, finish="length", outcome=False, step=1)
+        for i in range(3)
+    ]
+    unmeasured = Group(Query("r", "?"), tuple(blind), [7])
+    bench = algorithm(buffer, replay={"order": "random"})
+    assert bench.needs_entropies([*groups, unmeasured]) == [(3, 0), (3, 1), (3, 2)]
+    preview = bench.preview([*groups, unmeasured], version=3)
+    assert buffer.stats().samples == 1
+    measured = Group(Query("r", "?"), answers("r", [False] * 3, step=1), [7])
+    result = bench.learn([*groups, measured], version=3)
+    for before, after in zip(preview.groups[:3], result.groups[:3], strict=True):
+        assert before.replay == after.replay
+        assert before.advantages == after.advantages
+        assert [m.sample.tokens.tolist() for m in before.members] == [m.sample.tokens.tolist() for m in after.members]
+    assert bench.needs_entropies([*groups, measured]) == []
+
+
+# ---------------------------------------------------------------- the library, as README shows it
+
+
+def test_the_readmes_loop_runs(buffer: SampleBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    trained: list[Any] = []
+
+    def sample_and_judge(prompt: Any, step: int) -> list[Sample]:
+        length = 4 if prompt.context.kind == "plain" else 5
+        return [
+            make_sample(False, query_id=prompt.query.id, tokens=range(length), step=step, context=prompt.context)
+            for _ in range(2)
+        ] + [make_sample(step == 1, query_id=prompt.query.id, tokens=[step], step=step, context=prompt.context)]
+
+    names: dict[str, Any] = {
+        "entropies": [[0, 0, 3], [1, 1, 2]],
+        "tokenizer": char_tokenizer(),
+        "batches": [[(QUERY, 1)], [(QUERY, 2)], [(QUERY, 2)], [(QUERY, 3)]],
+        "sample_and_judge": sample_and_judge,
+        "update": lambda weighted: trained.append(weighted),
+    }
+    exec(code, names)
+    assert len(trained) == 4
+    assert {w.origin for weighted in trained for w in weighted} >= {"fresh", "replayed"}
+    assert isinstance(names["algorithm"], r3.Algorithm)
