@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import r3
 from r3.algorithm import Algorithm, Asked
@@ -144,7 +146,106 @@ def test_samples_beyond_the_age_limit_are_told_from_none(buffer: SampleBuffer) -
     assert limited.preview(other, version=5).groups[0].replay == "no_history"
 
 
+def reflecting(buffer: SampleBuffer, step: int = 1, queries: int = 1, **settings: Any) -> Asked:
+    batch = [(Query(f"q{i}" if queries > 1 else "q", "1+1="), 2) for i in range(queries)]
+    return algorithm(buffer, reflection=settings).ask(batch, step=step)
+
+
+def test_hardness_may_look_at_recent_attempts_alone(buffer: SampleBuffer) -> None:
+    buffer.add(answers("q", [False] * 8, step=1))
+    buffer.add(answers("q", [True, True, False, False], first=9, step=2))
+    assert reflecting(buffer).counts == {"built": 1}  # 2 of 12
+    assert reflecting(buffer, window=4).counts == {"not_hard": 1}  # 2 of 4
+    assert reflecting(buffer, window=5).counts == {"built": 1}  # a step is not split: 2 of 12 again
+
+
+def test_reflection_may_be_kept_for_what_replay_cannot_help(buffer: SampleBuffer) -> None:
+    buffer.add(answers("q", [False] * 8, step=1))
+    assert reflecting(buffer, when="unsolved").counts == {"built": 1}
+    buffer.add(answers("q", [True], first=9, step=2, context=REFLECTION))
+    assert reflecting(buffer, when="unsolved").counts == {"solved": 1}
+
+
+def test_only_failures_of_the_plain_prompt_are_shown(buffer: SampleBuffer) -> None:
+    buffer.add(answers("q", [False] * 30, context=REFLECTION))
+    (number,) = buffer.add(answers("q", [False], first=40))
+    assert {reflecting(buffer, step).reflections[0].context.shown for step in range(20)} == {number}
+
+
+@pytest.mark.parametrize(("size", "plain", "reflection"), [(8, 4, 4), (5, 3, 2), (2, 1, 1)])
+def test_a_shared_budget_halves_the_groups_of_hard_queries_alone(
+    buffer: SampleBuffer, size: int, plain: int, reflection: int
+) -> None:
+    buffer.add(answers("q0", [False] * 4))
+    buffer.add(answers("q1", [True] * 4))
+    asked = reflecting(buffer, queries=2, budget="shared")
+    assert [prompt.answers(size) for prompt in asked.prompts] == [plain, size, reflection]
+    extra = reflecting(buffer, queries=2)
+    assert [prompt.answers(size) for prompt in extra.prompts] == [size] * 3
+
+
+@given(
+    queries=st.integers(1, 40), share=st.floats(0.01, 1.0), shared=st.booleans(), size=st.sampled_from([2, 4, 8, 16])
+)
+def test_reflection_keeps_to_its_share_of_the_answers(queries: int, share: float, shared: bool, size: int) -> None:
+    with SampleBuffer(":memory:") as buffer:
+        for i in range(queries):
+            buffer.add(answers(f"q{i}", [False]))
+        budget = "shared" if shared else "extra"
+        asked = algorithm(buffer, reflection={"max_share": share, "budget": budget}).ask(
+            [(Query(f"q{i}", "?"), 2) for i in range(queries)], step=3
+        )
+        counted = [sum(prompt.answers(size) for prompt in prompts) for prompts in (asked.reflections, asked.prompts)]
+        assert counted[0] <= share * counted[1] + 1e-6
+        assert asked.counts["built"] + asked.counts["no_share"] == queries
+        one_more = counted[0] + (size // 2 if shared else size)
+        of_all = counted[1] if shared else counted[1] + size
+        assert asked.counts["no_share"] == 0 or one_more > share * of_all - 1e-6
+
+
+def test_reflection_that_does_not_pay_pauses_and_a_probe_lets_it_come_back(buffer: SampleBuffer) -> None:
+    def met(step: int, plain: list[bool], reflected: list[bool]) -> None:
+        buffer.add([*answers("q", plain, step=step), *answers("q", reflected, step=step, context=REFLECTION, first=20)])
+
+    def counts(step: int) -> Mapping[str, int]:
+        return reflecting(buffer, step, tau=0.9, min_lift=2.0, lift_window=16, probe_every=8).counts
+
+    met(1, [False] * 8, [False] * 8)
+    assert counts(2) == {"built": 1}  # too few answers to know
+    met(2, [False] * 8, [False] * 8)
+    assert [counts(step) for step in (3, 8)] == [{"paused": 1}, {"built": 1}]
+    met(8, [False] * 8, [True] * 6 + [False] * 2)
+    assert counts(9) == {"built": 1}  # 6 of 16 against 0 of 16
+    met(9, [True] * 7 + [False], [True] * 7 + [False])
+    assert counts(10) == {"paused": 1}  # 13 of 16 against 7 of 16
+
+
 # ---------------------------------------------------------------- learn
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_reflection_finds_may_join_its_querys_plain_group_in_the_same_step(
+    buffer: SampleBuffer, at_once: bool
+) -> None:
+    plain = make_group(answers("q", [False] * 3, step=4, policy_version=4))
+    after = [*answers("q", [True, False], first=7, step=4, policy_version=4, context=REFLECTION)]
+    reflection = Group(plain.query, tuple(after), np.array([7, 8, 9, 10]), REFLECTION, plain.prompt)
+    result = algorithm(buffer, reflection={"at_once": at_once}).learn([plain, reflection], version=4)
+    joined = [member.sample for member in result.groups[0].members if member.origin == "replayed"]
+    assert [sample.tokens.tolist() for sample in joined] == ([[9, 7]] if at_once else [])
+    assert result.counts["replay/at_once"] == at_once
+    assert len(result.groups[1].members) == 2  # and stays in its own
+    moved = [w for w in result.weighted if w.origin == "replayed"]
+    assert all(w.other_context and w.prompt is plain.prompt for w in moved)
+    assert len(buffer.history(["q"])["q"]) == 5  # stored once
+
+
+def test_what_reflection_finds_stays_out_of_groups_that_solved_some(buffer: SampleBuffer) -> None:
+    plain = make_group(answers("q", [False, True], step=4))
+    after = answers("q", [True, False], first=7, step=4, context=REFLECTION)
+    reflection = Group(plain.query, tuple(after), np.array([7, 8, 9, 10]), REFLECTION, plain.prompt)
+    result = algorithm(buffer, reflection={"at_once": True}).learn([plain, reflection], version=4)
+    assert result.counts["replay/samples"] == 0
 
 
 def twice(buffer: SampleBuffer) -> list[Group]:

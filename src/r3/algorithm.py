@@ -12,6 +12,7 @@ what each of its lines reads from the buffer, is written down here and nowhere e
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +20,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
-from r3.method.reflection import Tokenizer, WhyNot, in_vain, plain_prompt, reflect, why_not_hard
+from r3.method.reflection import (
+    Tokenizer,
+    WhyNot,
+    has_lift,
+    in_vain,
+    most_reflections,
+    plain_prompt,
+    reflect,
+    why_not_hard,
+)
 from r3.method.replay import wanted_outcome
 from r3.method.settings import MethodSettings
 from r3.method.step import StepResult, ranked_members, step
 from r3.samples import PLAIN, Context, ContextKind, Group, IntArray, PromptText, Query, Sample
+
+log = logging.getLogger(__name__)
 
 Batch = Sequence[tuple[Query, int]]
 """Queries, each with the epoch it is met in; a query may be there twice."""
@@ -43,6 +55,14 @@ class Prompt:
     context: Context = PLAIN
     plain_tokens: IntArray | None = None
     """For a reflection prompt: the plain one's."""
+    halved: bool = False
+    """It shares its query's G answers with the query's other prompt (`reflection.budget` = shared)."""
+
+    def answers(self, group_size: int) -> int:
+        """How many answers it is to get, of G: the plain one of two prompts gets the odd one."""
+        if not self.halved:
+            return group_size
+        return group_size // 2 if self.context.kind == "reflection" else group_size - group_size // 2
 
     def group(self, samples: Sequence[Sample]) -> Group:
         """The group that these answers to it form."""
@@ -87,6 +107,7 @@ class Algorithm:
         self.tokenizer = tokenizer
         self.seed = seed
         self._plain_tokens: dict[PromptText, IntArray] = {}
+        self._was_paused = False
 
     # ---------------------------------------------------------------- ask
 
@@ -94,6 +115,9 @@ class Algorithm:
         """The plain prompts of the batch's queries, and a second prompt for each hard one (ISR)."""
         plain = self.plain_prompts(batch)
         reflections, counts = self._reflection_prompts(plain, step)
+        if self.settings.reflection.budget == "shared":
+            halved = {prompt.position for prompt in reflections}
+            plain = [replace(prompt, halved=prompt.position in halved) for prompt in plain]
         return Asked((*plain, *reflections), counts)
 
     def plain_prompts(self, batch: Batch) -> list[Prompt]:
@@ -110,39 +134,79 @@ class Algorithm:
 
     def _reflection_prompts(self, plain: Sequence[Prompt], step: int) -> tuple[list[Prompt], Counter[str]]:
         """The reflection prompts of the hard queries; and how often they could be built, and why not."""
-        refused = self._not_to_reflect(plain)
+        settings = self.settings.reflection
+        refused = self._not_to_reflect(plain, step)
         hard = [prompt for prompt, reason in zip(plain, refused, strict=True) if reason is None]
-        ids, limit = [prompt.query.id for prompt in hard], self.settings.reflection.candidates
-        failures = self.buffer.history(ids, outcome=False, limit=limit) if hard else {}
+        ids = [prompt.query.id for prompt in hard]
+        failures = self.buffer.history(ids, outcome=False, limit=settings.candidates, context="plain") if hard else {}
         counts: Counter[str] = Counter(reason for reason in refused if reason is not None)
         built = []
         for prompt in hard:
             query = prompt.query
             rng = np.random.default_rng(seed_of(f"{self.seed}/{step}/{query.id}/reflect"))
-            made = reflect(query, failures[query.id], self.tokenizer, self.settings.reflection, rng=rng)
+            made = reflect(query, failures[query.id], self.tokenizer, settings, rng=rng)
             if isinstance(made, str):
                 counts[made] += 1
                 continue
             counts["built"] += 1
             built.append(
-                replace(prompt, tokens=made.tokens, text=made.text, context=made.context, plain_tokens=prompt.tokens)
+                replace(
+                    prompt,
+                    tokens=made.tokens,
+                    text=made.text,
+                    context=made.context,
+                    plain_tokens=prompt.tokens,
+                    halved=settings.budget == "shared",
+                )
             )
         return built, counts
 
-    def _not_to_reflect(self, plain: Sequence[Prompt]) -> list[WhyNot | None]:
+    def _not_to_reflect(self, plain: Sequence[Prompt], step: int) -> list[WhyNot | None]:
         """Why each query is not to be reflected on; None for the hard ones that are."""
         settings, ids = self.settings.reflection, [prompt.query.id for prompt in plain]
-        rates = self.buffer.success_rate(ids) if settings.enabled else {}
+        rates = self.buffer.success_rate(ids, newest=settings.window) if settings.enabled else {}
         reasons = [why_not_hard(rates.get(prompt.query.id), prompt.epoch, settings) for prompt in plain]
-        if settings.give_up_after is None or not settings.enabled:
+        hard = {query_id for query_id, reason in zip(ids, reasons, strict=True) if reason is None}
+        refused: dict[str, WhyNot] = {}
+        if settings.when == "unsolved":
+            ever = self.buffer.attempts(hard, context=None)
+            refused |= {query_id: "solved" for query_id, past in ever.items() if past.solved}
+        if settings.give_up_after is not None:
+            past = self.buffer.attempts(hard - refused.keys(), context="reflection")
+            refused |= {q: "given_up" for q, so_far in past.items() if in_vain(so_far.tried, so_far.solved, settings)}
+        still = [refused.get(q) if reason is None else reason for q, reason in zip(ids, reasons, strict=True)]
+        return self._within_budget(plain, still, step)
+
+    def _within_budget(self, plain: Sequence[Prompt], reasons: list[WhyNot | None], step: int) -> list[WhyNot | None]:
+        """The reasons, with those of hard queries that there is no budget for: a seeded choice decides which."""
+        settings = self.settings.reflection
+        reason: WhyNot = "no_share"
+        most = most_reflections(len(plain), settings)
+        if settings.enabled and self._paused():
+            most, reason = min(most, int(step % settings.probe_every == 0)), "paused"
+        hard = [i for i, why in enumerate(reasons) if why is None]
+        if len(hard) <= most:
             return reasons
-        hard = [query_id for query_id, reason in zip(ids, reasons, strict=True) if reason is None]
-        past = self.buffer.attempts(hard, context="reflection")
-        lost = {query_id for query_id, so_far in past.items() if in_vain(so_far.tried, so_far.solved, settings)}
-        return [
-            "given_up" if reason is None and query_id in lost else reason
-            for query_id, reason in zip(ids, reasons, strict=True)
-        ]
+        rng = np.random.default_rng(seed_of(f"{self.seed}/{step}/share"))
+        left_out = set(rng.permutation(hard)[most:].tolist())
+        return [reason if i in left_out else why for i, why in enumerate(reasons)]
+
+    def _paused(self) -> bool:
+        """Whether reflection does not pay for the time being; says so when that changes."""
+        settings = self.settings.reflection
+        if settings.min_lift == 0.0:
+            return False
+        after, plain = self.buffer.reflected(settings.lift_window)
+        paused = not has_lift(after, plain, settings)
+        if paused != self._was_paused:
+            log.info(
+                "reflection %s: %d of the last %d answers after a shown failure were right, and %d of %d plain ones to "
+                "the same queries",
+                "pauses" if paused else "goes on",
+                *(after.solved, after.tried, plain.solved, plain.tried),
+            )
+            self._was_paused = paused
+        return paused
 
     # ---------------------------------------------------------------- learn
 
@@ -184,7 +248,20 @@ class Algorithm:
             ids = [group.query.id for group in groups if wanted_outcome(group, self.settings.replay) is outcome]
             for query_id, samples in self._candidates(ids, outcome, version).items():
                 past.setdefault(query_id, []).extend(samples)
+        for query_id, samples in self._just_reflected(groups).items():
+            past.setdefault(query_id, []).extend(samples)
         return past
+
+    def _just_reflected(self, groups: Sequence[Group]) -> dict[str, list[Sample]]:
+        """Right reflection answers of this very step, for the plain groups of their queries that solved none."""
+        if not (self.settings.reflection.enabled and self.settings.reflection.at_once):
+            return {}
+        stuck = {group.query.id for group in groups if wanted_outcome(group, self.settings.replay) is True}
+        right: dict[str, list[Sample]] = {}
+        for group in groups:
+            if group.context.kind == "reflection" and group.query.id in stuck:
+                right.setdefault(group.query.id, []).extend(sample for sample in group.samples if sample.outcome)
+        return right
 
     def _candidates(self, ids: Sequence[str], outcome: bool, version: int) -> dict[str, list[Sample]]:
         if not ids:

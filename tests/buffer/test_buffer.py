@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from r3.buffer import Attempts, SampleBuffer, SampleBufferError, Stats
-from r3.samples import Context
+from r3.samples import PLAIN, Context, Sample
 from tests.buffer.helpers import contents, everything, make_sample, rounded, state
 
 
@@ -294,3 +294,35 @@ def test_a_closed_buffer_says_so(buffer):
 def test_importing_the_buffer_is_cheap():
     code = "import sys, r3.buffer; print([name for name in ('torch', 'pydantic', 'pyarrow') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def _answers(query: str, step: int, outcomes: str, *, reflection: bool = False) -> list[Sample]:
+    context = Context("reflection", 1) if reflection else PLAIN
+    return [
+        make_sample(place, query, outcome=mark == "+", reward=float(mark == "+"), step=step, context=context)
+        for place, mark in enumerate(outcomes)
+    ]
+
+
+def test_recent_attempts_are_those_of_the_last_whole_steps_of_each_query() -> None:
+    with SampleBuffer(":memory:") as buffer:
+        buffer.add(_answers("a", 1, "++++"))
+        buffer.add([*_answers("a", 2, "----"), *_answers("b", 2, "+-")])
+        buffer.add([*_answers("a", 4, "+---"), *_answers("a", 4, "++++", reflection=True)])
+        assert buffer.attempts(["a", "b"]) == {"a": (12, 5), "b": (2, 1)}
+        assert buffer.attempts(["a", "b"], newest=4) == {"a": (4, 1), "b": (2, 1)}
+        assert buffer.attempts(["a"], newest=5) == {"a": (8, 1)}  # a step is not split
+        assert buffer.attempts(["a"], newest=8, context=None) == {"a": (8, 5)}
+        assert buffer.success_rate(["a"], newest=8) == {"a": 0.125}
+
+
+def test_reflection_is_set_against_plain_answers_to_the_same_queries_in_the_same_steps() -> None:
+    with SampleBuffer(":memory:") as buffer:
+        assert buffer.reflected(100) == ((0, 0), (0, 0))
+        buffer.add([*_answers("a", 1, "+---"), *_answers("b", 1, "++++"), *_answers("a", 1, "++--", reflection=True)])
+        buffer.add([*_answers("c", 2, "----"), *_answers("a", 2, "++++")])  # nobody reflected
+        buffer.add([*_answers("c", 3, "---+"), *_answers("c", 3, "+-", reflection=True)])
+        assert buffer.reflected(100) == ((6, 3), (8, 2))
+        assert buffer.reflected(2) == ((2, 1), (4, 1))
+        buffer.forget_after(2)
+        assert buffer.reflected(100) == ((4, 2), (4, 1))

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from r3.buffer import rows, schema, totals
+from r3.buffer import schema, stored, totals
 from r3.buffer.errors import SampleBufferError
 from r3.buffer.totals import Totals
 from r3.samples import Context, Sample
@@ -58,7 +58,7 @@ def export(db: sqlite3.Connection, path: str, target: str) -> int:
     """Write all to `target`, which appears under its name only when it is complete."""
     write = _by_suffix(target, _write_jsonl, _write_parquet)
     part = f"{target}.part"
-    counted = _Counted(rows.scan(db, path))
+    counted = _Counted(stored.scan(db, path))
     try:
         write(part, target.endswith(".gz"), _header(db), counted)
         with open(part, "rb") as file:
@@ -79,11 +79,11 @@ def export(db: sqlite3.Connection, path: str, target: str) -> int:
 class _Counted:
     """An iterator that remembers how many it gave."""
 
-    def __init__(self, items: Iterable[rows.Stored]) -> None:
+    def __init__(self, items: Iterable[stored.Stored]) -> None:
         self._items = iter(items)
         self.n = 0
 
-    def __iter__(self) -> Iterator[rows.Stored]:
+    def __iter__(self) -> Iterator[stored.Stored]:
         for item in self._items:
             self.n += 1
             yield item
@@ -100,8 +100,8 @@ def _header(db: sqlite3.Connection) -> _Record:
     }
 
 
-def _record(stored: rows.Stored) -> _Record:
-    sample = stored.sample
+def _record(row: stored.Stored) -> _Record:
+    sample = row.sample
     return {
         "id": sample.id,
         "query_id": sample.query_id,
@@ -115,25 +115,25 @@ def _record(stored: rows.Stored) -> _Record:
         "context": sample.context.kind,
         "shown": sample.context.shown,
         "verdict": sample.verdict,
-        "evicted_at": stored.evicted_at,
+        "evicted_at": row.evicted_at,
         "tokens": sample.tokens.tolist(),
         "logprobs": sample.logprobs,
         "entropies": sample.entropies,
     }
 
 
-def _write_jsonl(part: str, compressed: bool, header: _Record, samples: Iterable[rows.Stored]) -> None:
+def _write_jsonl(part: str, compressed: bool, header: _Record, samples: Iterable[stored.Stored]) -> None:
     with _open_text(part, "wt", compressed) as file:
         file.write(json.dumps(header) + "\n")
-        for stored in samples:
-            record = _record(stored)
+        for row in samples:
+            record = _record(row)
             for name in ("logprobs", "entropies"):
                 if record[name] is not None:  # six digits name a stored value exactly: it has 16 bits or fewer
                     record[name] = [float(f"{value:.6g}") for value in record[name].tolist()]
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
-def _write_parquet(part: str, _: bool, header: _Record, samples: Iterable[rows.Stored]) -> None:
+def _write_parquet(part: str, _: bool, header: _Record, samples: Iterable[stored.Stored]) -> None:
     arrow, parquet = _arrow(part)
     whole, array = arrow.int64(), arrow.list_(arrow.float32())
     types = dict.fromkeys(_FIELDS, whole) | {
@@ -149,7 +149,7 @@ def _write_parquet(part: str, _: bool, header: _Record, samples: Iterable[rows.S
         "entropies": array,
     }
     described = arrow.schema(list(types.items()), metadata={b"r3": json.dumps(header).encode()})
-    records = (_record(stored) for stored in samples)
+    records = (_record(row) for row in samples)
     with parquet.ParquetWriter(part, described, compression="zstd") as writer:
         while batch := list(itertools.islice(records, _PARQUET_ROWS)):
             for record in batch:
@@ -172,7 +172,7 @@ def import_(db: sqlite3.Connection, source: str) -> int:
     for where, record in records:
         try:
             sample = _sample(record, keys, last_id)
-            rows.insert(db, sample, record["id"], keys[sample.query_id], record["evicted_at"])
+            stored.insert(db, sample, record["id"], keys[sample.query_id], record["evicted_at"])
         except (ValueError, TypeError, OverflowError) as error:
             raise SampleBufferError(
                 f"{source}: {where}: {error}; repair or export it again, nothing was imported"

@@ -13,10 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from r3.buffer.errors import SampleBufferError, explained
+from r3.locks import FileLock, Locked
 
 MEMORY = ":memory:"
 VERSION = 1
@@ -80,6 +83,25 @@ INSERT INTO settled VALUES (-1, 0);
 """
 
 
+def lock_for_writing(path: str) -> FileLock:
+    """The lock `<path>.lock` of the only writer, or a `SampleBufferError` that names who holds it.
+
+    SQLite itself would let two processes take turns at writing, which is no corruption but mixes two runs in one file.
+    """
+    try:
+        return FileLock(path + ".lock")
+    except Locked as holder:
+        raise SampleBufferError(
+            f"{path}: {holder} is already writing to it; stop that process, or open it here with "
+            "SampleBuffer.open_reader"
+        ) from holder
+    except OSError as error:
+        raise SampleBufferError(
+            f"{path}: cannot create the lock file {path}.lock ({error.strerror}); check that its directory exists "
+            "and may be written, or open the buffer read-only"
+        ) from error
+
+
 def connect_memory() -> sqlite3.Connection:
     db = _connect(MEMORY)
     _create_tables(db)
@@ -113,6 +135,18 @@ def connect_reader(path: str) -> sqlite3.Connection:
         db = _connect(_uri(path, "mode=ro&immutable=1" if frozen else "mode=ro"))
         _tune(db)
     return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection, begin: str) -> Iterator[sqlite3.Connection]:
+    """All that is done inside, or none of it."""
+    db.execute(begin)
+    try:
+        yield db
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:  # something failed above, and SQLite has not rolled back by itself
+            db.execute("ROLLBACK")
 
 
 def inspect(path: str) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import exchange, integrity, overview, rows, schema, totals
-from r3.buffer.answers import Attempts, LedgerEntry, Overview, Rewound, Stats
+from r3.buffer import answers, damage, exchange, schema, stored, totals
+from r3.buffer.answers import Attempts, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.errors import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
-from r3.buffer.lock import lock_for_writing
 from r3.buffer.totals import NOTHING
 from r3.locks import FileLock
 from r3.samples import ContextKind, Sample
@@ -65,7 +65,7 @@ class SampleBuffer:
             return schema.connect_reader(self.path)
         if os.path.exists(self.path) and os.path.getsize(self.path):
             schema.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
-        self._writer_lock = lock_for_writing(self.path)
+        self._writer_lock = schema.lock_for_writing(self.path)
         try:
             return schema.connect_writer(self.path)
         except BaseException:
@@ -104,7 +104,7 @@ class SampleBuffer:
                     raise ValueError(f"it already has id {sample.id}, add only new samples and not replayed ones")
                 if sample.query_id not in keys:
                     keys[sample.query_id] = _query_key(db, sample.query_id)
-                rows.insert(db, sample, sample_id, keys[sample.query_id])
+                stored.insert(db, sample, sample_id, keys[sample.query_id])
             except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
                 raise SampleBufferError(
                     f"{self.path}: a sample of query {sample.query_id!r} at step {step} cannot be stored: {error}; "
@@ -187,48 +187,83 @@ class SampleBuffer:
         found: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
         with self._reading("reading histories") as db:
             for query_id, key in self._known(db, found):
-                for stored in rows.read_newest(db, self.path, select, (key, *values)):
-                    if stored.sample.query_id != query_id or stored.evicted_at is not None:
-                        raise damaged(self.path, f"the index of query {query_id!r} leads to sample {stored.sample.id}")
-                    found[query_id].append(stored.sample)
+                for row in stored.read_newest(db, self.path, select, (key, *values)):
+                    if row.sample.query_id != query_id or row.evicted_at is not None:
+                        raise damaged(self.path, f"the index of query {query_id!r} leads to sample {row.sample.id}")
+                    found[query_id].append(row.sample)
         return found
 
     def attempts(
-        self, query_ids: Iterable[str], *, context: ContextKind | None = "plain", since_step: int = 0
+        self,
+        query_ids: Iterable[str],
+        *,
+        context: ContextKind | None = "plain",
+        since_step: int = 0,
+        newest: int | None = None,
     ) -> dict[str, Attempts]:
-        """Verified attempts at each query since `since_step`, evicted ones included; queries without any are absent."""
+        """Verified attempts at each query since `since_step`, evicted ones included; queries without any are absent.
+
+        With `newest`, only the last steps of each query that hold so many attempts (or more, as steps are not split).
+        """
         kind = "" if context is None else f"AND reflection = {_reflection(context)}"
-        select = f"SELECT SUM(tried), SUM(solved) FROM attempts WHERE query = ? {kind} AND step >= ?"
+        newer = "SUM(SUM(tried)) OVER (ORDER BY step DESC) - SUM(tried)"
+        select = (
+            "SELECT SUM(tried), SUM(solved) FROM ("
+            f"SELECT SUM(tried) AS tried, SUM(solved) AS solved, {newer} AS newer FROM attempts "
+            f"WHERE query = ? {kind} AND step >= ? GROUP BY step) WHERE newer < ?"
+        )
+        most = sys.maxsize if newest is None else newest
         found: dict[str, Attempts] = {}
         with self._reading("reading attempts") as db:
             for query_id, key in self._known(db, dict.fromkeys(_several(query_ids))):
-                tried, solved = db.execute(select, (key, since_step)).fetchone()
+                tried, solved = db.execute(select, (key, since_step, most)).fetchone()
                 if tried:
                     found[query_id] = Attempts(tried, solved)
         return found
 
+    def reflected(self, newest: int) -> Reflected:
+        """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
+        by_step = (
+            "SELECT SUM(r.tried), SUM(r.solved), TOTAL(p.tried), TOTAL(p.solved) FROM attempts r "
+            "LEFT JOIN attempts p ON p.query = r.query AND p.step = r.step AND p.reflection = 0 "
+            "WHERE r.reflection = 1 GROUP BY r.step ORDER BY r.step DESC"
+        )
+        after, plain = Attempts(0, 0), Attempts(0, 0)
+        with self._reading("reading attempts") as db:
+            for tried, solved, plain_tried, plain_solved in db.execute(by_step):
+                after = Attempts(after.tried + tried, after.solved + solved)
+                plain = Attempts(plain.tried + int(plain_tried), plain.solved + int(plain_solved))
+                if after.tried >= newest:
+                    break
+        return Reflected(after, plain)
+
     def success_rate(
-        self, query_ids: Iterable[str], *, context: ContextKind | None = "plain", since_step: int = 0
+        self,
+        query_ids: Iterable[str],
+        *,
+        context: ContextKind | None = "plain",
+        since_step: int = 0,
+        newest: int | None = None,
     ) -> dict[str, float]:
-        """Mean past outcome of each query, over all it was ever tried with; a query never tried does not appear."""
-        tried = self.attempts(query_ids, context=context, since_step=since_step)
+        """Mean past outcome of each query, of those `attempts` counts; a query never tried does not appear."""
+        tried = self.attempts(query_ids, context=context, since_step=since_step, newest=newest)
         return {query_id: entry.solved / entry.tried for query_id, entry in tried.items()}
 
     def find(self, ids: Iterable[int]) -> dict[int, Sample]:
         """The samples with these ids, evicted or not; those that are gone for good are absent."""
         with self._reading("reading samples") as db:
-            found = ((number, rows.read(db, self.path, int(number))) for number in ids)
-            return {number: stored.sample for number, stored in found if stored is not None}
+            found = ((number, stored.read(db, self.path, int(number))) for number in ids)
+            return {number: row.sample for number, row in found if row is not None}
 
     def ledger(self, query_id: str) -> list[LedgerEntry]:
         """Every verified attempt at a query in order of steps, evicted ones included."""
         with self._reading("reading the ledger") as db:
-            return overview.ledger(db, query_id)
+            return answers.ledger(db, query_id)
 
     def overview(self, hardest: int = 20) -> Overview:
         """The buffer over time and by age, and its least solved queries. Reads every living sample's row, no arrays."""
         with self._reading("reading an overview") as db:
-            return overview.overview(db, hardest)
+            return answers.overview(db, hardest)
 
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
@@ -275,7 +310,7 @@ class SampleBuffer:
     def check(self) -> list[str]:
         """Everything wrong with the file, one line each: pages, indexes, checksums, totals. Reads all of it."""
         with self._reading("checking it") as db:
-            return integrity.problems(db, self.path)
+            return damage.problems(db, self.path)
 
     def copy(self, target: str | os.PathLike[str]) -> None:
         """Write the buffer as it is now to a file of its own, which opens like this one."""
@@ -303,7 +338,7 @@ class SampleBuffer:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[sqlite3.Connection]:
         """One consistent snapshot for all that is read inside."""
-        with self._turn, explained(self.path, doing), _transaction(self._open_db(), "BEGIN") as db:
+        with self._turn, explained(self.path, doing), schema.transaction(self._open_db(), "BEGIN") as db:
             yield db
 
     @contextmanager
@@ -311,7 +346,7 @@ class SampleBuffer:
         """All that is written inside is on disk afterwards, or none of it."""
         if self.read_only:
             raise SampleBufferError(f"{self.path}: opened read-only; open it with SampleBuffer(path) to write")
-        with self._turn, explained(self.path, doing), _transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
+        with self._turn, explained(self.path, doing), schema.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
             yield db
 
     def _open_db(self) -> sqlite3.Connection:
@@ -342,17 +377,6 @@ class SampleBuffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[sqlite3.Connection]:
-    db.execute(begin)
-    try:
-        yield db
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:  # something failed above, and SQLite has not rolled back by itself
-            db.execute("ROLLBACK")
 
 
 def _query_key(db: sqlite3.Connection, query_id: str) -> int:

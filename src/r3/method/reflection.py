@@ -10,6 +10,11 @@ Departures from the paper, and choices it leaves open:
 - A query that was never tried is not hard: nothing is known of it, and there is no failure to show.
 - The failure shown is drawn from the query's newest ones (`candidates`), the errors that the policy still makes.
 - The wording of the guidance and the layout are settings; the paper's are not known to us.
+- The failure shown is a plain one: what the policy does wrong with an attempt before its eyes is another problem.
+- The paper counts every plain answer ever given (`window` counts the newest), reflects on every hard query (`when` can
+  leave out those that have a success to replay), gives it a whole group more (`budget` can split its own) and lets what
+  it finds wait in the buffer (`at_once` lets it join the plain group of the same step). A cap on the share of answers
+  (`max_share`) and a pause while the model has no use for its own failures (`min_lift`) are ours.
 - A query may be given up after reflection answers in vain (`give_up_after`, beyond the paper): a reflection group costs
   what a plain one costs, and a model that cannot use its own mistakes would go on paying.
 - The prompt fits a token budget. The shown attempt is shortened in its middle, since its start holds the approach and
@@ -29,7 +34,9 @@ import numpy as np
 from r3.method.settings import ReflectionSettings
 from r3.samples import Context, IntArray, Message, PromptText, Query, Sample
 
-WhyNot = Literal["off", "early", "never_tried", "not_hard", "given_up", "no_failure", "too_long"]
+WhyNot = Literal[
+    "off", "early", "never_tried", "not_hard", "solved", "given_up", "paused", "no_share", "no_failure", "too_long"
+]
 """Why a query gets no reflection prompt."""
 
 
@@ -68,6 +75,35 @@ def why_not_hard(past_outcome: float | None, epoch: int, settings: ReflectionSet
 def is_hard(past_outcome: float | None, epoch: int, settings: ReflectionSettings) -> bool:
     """The paper's hard-query test: from epoch 2, mean past outcome < τ."""
     return why_not_hard(past_outcome, epoch, settings) is None
+
+
+def most_reflections(queries: int, settings: ReflectionSettings) -> int:
+    """How many of a batch's queries may be reflected on for reflection to stay within its share of the step's answers.
+
+    >>> most_reflections(16, ReflectionSettings(max_share=0.25))  # 5 of 21 groups
+    5
+    >>> most_reflections(16, ReflectionSettings(max_share=0.25, budget="shared"))  # 8 halves of 16 groups
+    8
+    """
+    share = settings.max_share
+    if settings.budget == "shared":
+        return min(queries, int(2 * share * queries + 1e-9))
+    return queries if share == 1.0 else min(queries, int(share * queries / (1 - share) + 1e-9))
+
+
+def has_lift(after: tuple[int, int], plain: tuple[int, int], settings: ReflectionSettings) -> bool:
+    """Whether answers after a shown failure are right often enough, against plain ones: (tried, solved) of each.
+
+    Plain answers get one success and one attempt more than were seen, so that one lucky answer is no lift.
+
+    >>> settings = ReflectionSettings(min_lift=2.0, lift_window=64)
+    >>> has_lift((63, 0), (63, 0), settings), has_lift((64, 0), (64, 0), settings), has_lift((64, 3), (64, 0), settings)
+    (True, False, True)
+    """
+    (tried, solved), (plain_tried, plain_solved) = after, plain
+    if tried < settings.lift_window:
+        return True
+    return solved * (plain_tried + 1) >= settings.min_lift * (plain_solved + 1) * tried
 
 
 def in_vain(tried: int, solved: int, settings: ReflectionSettings) -> bool:

@@ -89,6 +89,27 @@ class ReflectionSettings(Switchable):
     """τ: a query is hard if its mean past outcome is below this."""
     from_epoch: int = Field(2, ge=1)
     """First epoch with reflection prompts; the buffer is empty in the first."""
+    window: int | None = Field(None, ge=1)
+    """A query is hard by its newest plain answers, so many of them (whole steps). None: by all of them, as in the
+    paper, which keeps asking for reflection long after the policy has learnt a query."""
+    when: Literal["hard", "unsolved"] = "hard"
+    """Reflect on every hard query (the paper), or on those alone that were never solved yet: the others have a success
+    to replay, which costs nothing."""
+    at_once: bool = False
+    """A right reflection answer joins its query's plain group in the same step, where that solved none; else replay
+    finds it in the buffer when the query is met again, as in the paper."""
+    budget: Literal["extra", "shared"] = "extra"
+    """A hard query's reflection group costs another G answers (the paper), or shares the query's own G: half of them
+    plain, half with the failure shown."""
+    max_share: float = Field(1.0, gt=0, le=1)
+    """At most this share of a step's answers goes to reflection prompts."""
+    min_lift: float = Field(0.0, ge=0)
+    """Pause while reflection answers are not right so many times as often as plain answers to the same queries in the
+    same steps, over the last `lift_window` of them; 0: never pause, as in the paper."""
+    lift_window: int = Field(128, ge=1)
+    """Over how many of the newest reflection answers lift is measured; nothing is paused before there are so many."""
+    probe_every: int = Field(8, ge=1)
+    """While paused, one query is still reflected on every so many steps, to notice when it begins to pay."""
     give_up_after: int | None = Field(None, ge=1)
     """Leave a query alone after so many reflection answers, none of them right; None: never, as in the paper."""
     candidates: int = Field(16, ge=1)

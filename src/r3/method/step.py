@@ -309,6 +309,7 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
         "groups/teaching": sum(m.teaches for m in mixed),
         "replay/samples": len(ages),
         "replay/cross_context": sum(s.context.kind == "reflection" for m in mixed for s in m.replayed),
+        "replay/at_once": sum(s.step == m.group.samples[0].step for m in mixed for s in m.replayed),
         "replay/age_mean": float(np.mean(ages)) if ages else 0.0,
         "replay/age_max": max(ages, default=0),
         "ranking/groups": sum(m.ranked > 0 for m in mixed),

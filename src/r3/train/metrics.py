@@ -32,6 +32,7 @@ def step_metrics(
     return {
         "accuracy": _mean(s.outcome for s in plain),
         "accuracy/reflection": _mean(s.outcome for s in reflected),
+        **_lift(plain, reflected),
         "reward": _mean(s.reward for s in fresh),
         **{f"reward/{part}": _mean(s.reward_parts.get(part, 0.0) for s in fresh) for part in _parts(fresh)},
         "solve_none": counts["groups/solve_none"] / groups,
@@ -57,6 +58,23 @@ def step_metrics(
         "tokens_per_second": tokens / max(1e-9, seconds["step"]),
         "memory/peak_gb": peak_memory_gb(),
     }
+
+
+def _lift(plain: Sequence[Sample], reflected: Sequence[Sample]) -> dict[str, float]:
+    """What a shown failure adds: right answers per token, and plain answers to the queries that were reflected on."""
+    asked_twice = {sample.query_id for sample in reflected}
+    same = [sample for sample in plain if sample.query_id in asked_twice]
+    return {
+        "lift/plain": _mean(sample.outcome for sample in same),
+        "lift/right_per_1k_tokens/plain": _right_per_1k(same),
+        "lift/right_per_1k_tokens/reflection": _right_per_1k(reflected),
+        "tokens/reflection": sum(map(len, reflected)),
+    }
+
+
+def _right_per_1k(samples: Sequence[Sample]) -> float:
+    tokens = sum(map(len, samples))
+    return 1000 * sum(bool(sample.outcome) for sample in samples) / tokens if tokens else float("nan")
 
 
 def _parts(samples: Sequence[Sample]) -> list[str]:

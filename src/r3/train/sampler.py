@@ -32,10 +32,12 @@ class Sampler:
 
     def sample(self, prompts: Sequence[Prompt], *, step: int, version: int, seed: str) -> list[Group]:
         """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's place."""
+        sizes = [prompt.answers(self.group_size) for prompt in prompts]
         requests = [
-            Request(prompt.tokens, self.group_size, seed_of(f"{seed}/{place}")) for place, prompt in enumerate(prompts)
+            Request(prompt.tokens, size, seed_of(f"{seed}/{position}"))
+            for position, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
         ]
-        answers: list[list[Future[Sample] | None]] = [[None] * self.group_size for _ in prompts]
+        answers: list[list[Future[Sample] | None]] = [[None] * size for size in sizes]
         for response in self.engine.generate(requests, self.sampling):
             judged = self._judges.submit(self._judged, prompts[response.request], response, step, version)
             answers[response.request][response.index] = judged

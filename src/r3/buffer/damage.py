@@ -1,4 +1,7 @@
-"""Bring what is readable of a damaged file into a new one."""
+"""Is the file still what was written, and what of a damaged one can still be read?
+
+SQLite checks pages and indexes, checksums the samples, a recount the totals. Salvaging copies id by id.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,37 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 
-from r3.buffer import rows, schema, totals
+from r3.buffer import schema, stored, totals
 from r3.buffer.errors import SampleBufferError, explained
-from r3.buffer.store import SampleBuffer
 from r3.buffer.totals import Totals
+
+
+def problems(db: sqlite3.Connection, path: str) -> list[str]:
+    """One line for each problem found; an empty list for a sound file."""
+    try:
+        found = [row[0] for row in db.execute("PRAGMA integrity_check")]
+    except sqlite3.DatabaseError as error:
+        return [f"pages: {error}"]
+    found = [f"pages: {line}" for line in found if line != "ok"]
+    found += _unreadable(db, path)
+    try:
+        wrong = totals.disagreement(db)
+    except (sqlite3.DatabaseError, TypeError) as error:  # TypeError: a damaged row may hold text where numbers were
+        wrong = str(error)
+    return found if wrong is None else [*found, f"totals: {wrong}"]
+
+
+def _unreadable(db: sqlite3.Connection, path: str) -> list[str]:
+    found = []
+    try:
+        for (sample_id,) in db.execute("SELECT id FROM samples"):
+            try:
+                stored.read(db, path, sample_id)
+            except (SampleBufferError, sqlite3.DatabaseError) as error:
+                found.append(f"sample {sample_id}: {error}")
+    except sqlite3.DatabaseError as error:
+        found.append(f"samples: {error}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +75,16 @@ def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> S
     with closing(schema.connect_reader(origin)) as damaged_db:
         with explained(origin, "reading how far its ids go"):
             end = _end_of_ids(damaged_db)
-        with SampleBuffer(goal, per_query=None, total=None) as buffer, buffer._writing(f"salvaging {origin}") as db:
-            books = _read_books(damaged_db)
-            keys = {uid: key for key, uid in books.queries} if books else {}
-            kept, unreadable = _copy_samples(damaged_db, origin, db, end, keys)
-            _write_books(db, books, keys)
+        lock = schema.lock_for_writing(goal)
+        try:
+            writer, doing = schema.connect_writer(goal), explained(goal, f"salvaging {origin}")
+            with closing(writer), doing, schema.transaction(writer, "BEGIN IMMEDIATE") as db:
+                books = _read_books(damaged_db)
+                keys = {uid: key for key, uid in books.queries} if books else {}
+                kept, unreadable = _copy_samples(damaged_db, origin, db, end, keys)
+                _write_books(db, books, keys)
+        finally:
+            lock.release()
     expected = None
     if books is not None:
         last = books.steps[-1] if books.steps else Totals()
@@ -92,13 +127,13 @@ def _copy_samples(
     kept, unreadable = 0, []
     for sample_id in range(1, end):
         try:
-            stored = rows.read(source, origin, sample_id)
+            row = stored.read(source, origin, sample_id)
         except (SampleBufferError, sqlite3.DatabaseError):
             unreadable.append(sample_id)
             continue
-        if stored is not None:
-            key = keys.setdefault(stored.sample.query_id, len(keys) + 1)
-            rows.insert(db, stored.sample, sample_id, key, stored.evicted_at)
+        if row is not None:
+            key = keys.setdefault(row.sample.query_id, len(keys) + 1)
+            stored.insert(db, row.sample, sample_id, key, row.evicted_at)
             kept += 1
     return kept, unreadable
 
