@@ -31,9 +31,9 @@ class Sampler:
         self._judges = ThreadPoolExecutor(2, thread_name_prefix="r3-verify")
 
     def sample(self, prompts: Sequence[Prompt], *, step: int, version: int, seed: str) -> list[Group]:
-        """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's place."""
+        """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's index."""
         requests = [
-            Request(prompt.tokens, self.group_size, seed_of(f"{seed}/{place}")) for place, prompt in enumerate(prompts)
+            Request(prompt.tokens, self.group_size, seed_of(f"{seed}/{index}")) for index, prompt in enumerate(prompts)
         ]
         answers: list[list[Future[Sample] | None]] = [[None] * self.group_size for _ in prompts]
         for response in self.engine.generate(requests, self.sampling):
