@@ -184,7 +184,7 @@ def step(
     past = history or {}
     mixed = tuple(_mix(group, past.get(group.query.id, ()), settings, policy_version, seed) for group in groups)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
-        mixed = tuple(replace(m, members=tuple(replace(one, advantage=0.0) for one in m.members)) for m in mixed)
+        mixed = tuple(replace(m, members=tuple(replace(member, advantage=0.0) for member in m.members)) for m in mixed)
     weighted = tuple(_weighted(mixed, settings))
     return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version))
 

@@ -27,8 +27,8 @@ class R3RewardManager(RewardManagerBase):  # type: ignore[misc]
         super().__init__(config, tokenizer, compute_score)
         self.settings = settings_of(config)
         self.ends = stop_tokens(config, tokenizer)
-        own = config.reward.custom_reward_function.path is not None
-        self.verifier = None if own else MathVerifier()
+        judged_by_user = config.reward.custom_reward_function.path is not None
+        self.verifier = None if judged_by_user else MathVerifier()
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Judge the one answer in `data`."""
@@ -63,7 +63,7 @@ def stop_tokens(config: Any, tokenizer: Any) -> set[int]:
     except OSError:  # no generation_config.json: the tokenizer alone knows, to the rollout engine as well
         ends = None
     given = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    found = {*given, tokenizer.eos_token_id} - {None}
-    if not found:
+    stops = {*given, tokenizer.eos_token_id} - {None}
+    if not stops:
         raise ValueError(f"{model.path} names no end-of-text token, so no answer could ever end: set eos_token")
-    return found
+    return stops
