@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo compare results test lint format types pytest browser test-gpu verl-env test-verl clean
+.PHONY: help setup demo nano compare results test lint format types pytest browser test-gpu verl-env test-verl clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -22,6 +22,9 @@ setup: $(READY) ## make .venv and install r3 into it
 
 demo: $(READY) ## train the bundled model with R³ on two CPU cores (about three minutes)
 	$(BIN)/r3 train run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3.py (about two minutes)
+	$(BIN)/python examples/nano_r3.py
 
 compare: $(READY) ## six methods, five seeds, the bundled model: about half an hour on two CPU cores; go on with it by the same
 	$(BIN)/r3 compare recipes/compare-embedded.yaml --seeds 5 --tokens 240000 --evaluations 5 --jobs 2
