@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ def ask(cage: Cage, *acts: str) -> list[Answer]:
 
 @pytest.fixture
 def cage() -> Iterator[Cage]:
-    one = Cage(CageSettings(ACT, workers=1, seconds=1.0, memory_mb=512, sealed=False))
-    yield one
-    one.close()
+    with closing(Cage(CageSettings(ACT, workers=1, seconds=0.3, memory_mb=512, sealed=False))) as one:
+        yield one
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,22 @@ def cage() -> Iterator[Cage]:
         ("segfault", "crashed"),
         ("leave", "crashed"),
         ("raise", "error"),
+        ("exit", "error"),
+        ("say much", "error"),
+        ("kill the fork server", "crashed"),
+        ("kill the group", "crashed"),
+        ("close everything", "crashed"),
     ],
 )
 def test_a_bad_case_loses_only_itself(cage: Cage, act: str, failed: str) -> None:
     answers = ask(cage, "fine", act, "fine", "fine", act, "fine")
     assert [answer.failed for answer in answers] == ["", failed, "", "", failed, ""]
     assert [answer.result for answer in answers if not answer.failed] == [1] * 4
+
+
+def test_a_stopped_worker_is_ended_when_its_wall_time_is_over() -> None:
+    with closing(Cage(CageSettings(ACT, workers=1, seconds=0.02, sealed=False))) as cage:
+        assert [answer.failed for answer in ask(cage, "stop", "fine")] == ["timeout", ""]
 
 
 def test_an_error_says_what_it_was(cage: Cage) -> None:
@@ -89,6 +99,45 @@ def test_a_sealed_worker_reaches_nothing(act: str) -> None:
     assert answer.failed == "error"
     assert answer.detail.startswith("PermissionError")
     assert imports.result is True  # sympy loads parts of itself late
+
+
+BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+
+
+def test_a_busy_machine_makes_no_right_answer_wrong() -> None:
+    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(4 * (os.cpu_count() or 1))]
+    try:  # each case uses more than half of its processor time, and gets a fraction of a processor
+        with closing(Cage(CageSettings("tests.verify.judges.work", workers=2, seconds=0.2, sealed=False))) as cage:
+            answers = [future.result() for future in cage.submit({"args": [0.12], "kwargs": {}} for _ in range(6))]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert [answer.failed for answer in answers] == [""] * 6
+
+
+def test_a_case_that_timed_out_is_tried_once_more_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    cases = ["a", "b hangs", "c", "d", "e hangs", "f", "g", "h"]
+    with closing(Cage(CageSettings("tests.verify.judges.logged", workers=2, seconds=0.3, sealed=False))) as cage:
+        answers = [f.result() for f in cage.submit({"args": [case, str(log)], "kwargs": {}} for case in cases)]
+    assert [answer.failed for answer in answers] == [""] * len(cases)
+    lines = log.read_text().splitlines()
+    for case in ("b hangs", "e hangs"):
+        _, second = (i for i, line in enumerate(lines) if line == f"start {case}")
+        assert lines[second + 1] == f"end {case}"  # nothing else started or ended meanwhile
+        others = [line.partition(" ") for line in lines[:second]]
+        ended = {name for verb, _, name in others if verb == "end"}
+        assert {name for verb, _, name in others if verb == "start"} - ended <= {"b hangs", "e hangs"}
+
+
+def test_a_keeper_survives_its_own_faults(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(cage, "fine")[0].result == 1
+    with monkeypatch.context() as broken:
+        broken.setattr(cage, "_run", lambda *_: 1 / 0)
+        with pytest.raises(VerifierError, match="division by zero"):
+            ask(cage, "fine")
+    assert ask(cage, "fine")[0].result == 1
 
 
 def test_closing_leaves_nothing_behind() -> None:
@@ -152,7 +201,7 @@ HUNG = r"\int_0^1 \frac{\sin(x^{x^x})}{x+\ln(1+x)} dx + "
 def test_hung_answers_in_a_batch_cost_only_themselves() -> None:
     batch = [(rf"\boxed{{(x+{i})^2}}", f"x^2+{2 * i}x+{i * i}") for i in range(1, 20)]
     batch[3], batch[11] = (rf"\boxed{{{HUNG}1}}", "5"), (rf"\boxed{{{HUNG}2}}", "5")
-    with MathVerifier(MathSettings(seconds=2.0)) as verifier:
+    with MathVerifier(MathSettings(seconds=0.5)) as verifier:
         reasons = [verdict.reason for verdict in verifier.verify_many(batch)]
         assert [i for i, reason in enumerate(reasons) if reason == "timeout"] == [3, 11]
         assert verifier.counts() == {"match": 17, "timeout": 2}

@@ -38,11 +38,10 @@ def test_columns_reach_the_function_by_name(caged: bool) -> None:
 
 def test_the_cage_holds_a_bad_judge() -> None:
     acts = ["fine", "hang", "raise", "segfault", "bloat", "fine"]
-    with FunctionVerifier(f"{JUDGES}.act", caged=True, seconds=1.0, memory_mb=512) as verifier:
+    with FunctionVerifier(f"{JUDGES}.act", caged=True, seconds=0.3, memory_mb=512) as verifier:
         reasons = [verdict.reason for verdict in verifier.verify_many([(act, "") for act in acts])]
         assert reasons == ["match", "timeout", "error", "crashed", "memory", "match"]
-        with pytest.raises(VerifierError, match="float or a bool"):
-            verifier.verify("read", "")
+        assert verifier.verify("read", "").reason == "error"  # a text is no verdict
 
 
 def test_a_bad_judge_in_process_is_the_callers_to_handle() -> None:

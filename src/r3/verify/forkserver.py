@@ -2,13 +2,14 @@
 
 It is started as a fresh interpreter, so that it shares no threads, locks or CUDA state with its parent, and it never
 runs a thread itself, so that forking it is safe. It holds one end of a control socket; when the other end is gone, or
-its parent is, it ends, and its workers with it.
+its parent is, it ends, and its workers with it. Each worker leads a session of its own. What a worker started is ended
+with it, however deep and however well detached.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import contextlib
 import importlib
 import inspect
 import json
@@ -21,17 +22,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from r3.verify import messages
+from r3.verify import descendants, messages
 
 _PARENT_CHECK_SECONDS = 1.0  # a forked sibling may hold a copy of the control socket: then only this tells
 _OPEN_FILES = 64
-_PR_SET_PDEATHSIG = 1
 
 
 def main(control_fd: int) -> None:
     """Serve fork and reap requests until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means
     parent = os.getppid()
+    descendants.adopt_orphans()
+    os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)
     settings = messages.receive(control)
     if settings["preload"]:
@@ -39,62 +41,67 @@ def main(control_fd: int) -> None:
         for case in settings["warm_up"]:
             _answer(target(settings["target"]), case)
     messages.send(control, "ready")
-    while True:
-        readable, _, _ = select.select([control], [], [], _PARENT_CHECK_SECONDS)
-        if os.getppid() != parent:
-            return
-        if readable and not _serve(control, settings):
-            return
+    workers: set[int] = set()
+    try:
+        while True:
+            readable, _, _ = select.select([control], [], [], _PARENT_CHECK_SECONDS)
+            if os.getppid() != parent or (readable and not _serve(control, settings, workers)):
+                return
+    finally:
+        descendants.end_all_but(())
 
 
-def _serve(control: socket.socket, settings: dict[str, Any]) -> bool:
+def _serve(control: socket.socket, settings: dict[str, Any], workers: set[int]) -> bool:
     """One request: a file descriptor asks for a worker behind it, a number asks to end and reap that worker."""
     data, fds, _, _ = socket.recv_fds(control, 32, 1)
     if not data:
         return False
     if not fds:
-        messages.send(control, _reap(int(data)))
+        workers.discard(pid := int(data))
+        _reap(pid)
+        if not settings["sealed"]:
+            descendants.end_all_but(workers)
+        messages.send(control, pid)
         return True
     pid = os.fork()
     if pid == 0:
         _work(control, fds[0], settings)
     os.close(fds[0])
+    workers.add(pid)
     messages.send(control, pid)
     return True
 
 
-def _reap(pid: int) -> int:
-    """End a worker and say how it had ended. Only this process reaps, so a pid is never another's by now."""
-    os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _reap(pid: int) -> None:
+    """End a worker. Only this process reaps, so a pid is never another's by now."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _work(control: socket.socket, fd: int, settings: dict[str, Any]) -> NoReturn:
     """The worker: judge cases until the channel closes. It leaves without running the parent's exit handlers."""
     code = 1
     try:
-        _die_with_parent()
+        descendants.die_with_parent()
+        os.setsid()
+        descendants.adopt_orphans()
         control.close()
+        os.set_inheritable(fd, False)  # no program that a judge starts holds the channel
         channel = socket.socket(fileno=fd)
         _limit(settings["memory_mb"], sealed=settings["sealed"])
         function = target(settings["target"])
-        messages.send(channel, "ready")
+        send, receive = messages.send, messages.receive
+        send(channel, "ready")
         while True:
-            for case in messages.receive(channel):
-                messages.send(channel, _answer(function, case))
+            # One case at a time, each with a number of its own that its reply must repeat: what a case's code writes to
+            # the channel cannot pass for the reply to a later one.
+            nonce, case = receive(channel)
+            send(channel, {"nonce": nonce, **_answer(function, case)})
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0
     finally:
         os._exit(code)
-
-
-def _die_with_parent() -> None:
-    """A hung worker reads no channel, so it would not notice. Linux only: elsewhere the channel's end must do."""
-    if sys.platform == "linux":
-        forkserver = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != forkserver:
-            raise EOFError("the fork server died before the line above")
 
 
 def _answer(function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def _answer(function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any
         return {"result": json.loads(json.dumps(result, default=float))}
     except MemoryError:
         return {"failed": "memory"}
-    except Exception as error:  # noqa: BLE001 a judge's fault must not take the worker along; the cage counts it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 a judge's fault must not take the worker along
         return {"failed": "error", "detail": f"{type(error).__name__}: {error}"[:500]}
 
 

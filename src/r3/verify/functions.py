@@ -131,7 +131,9 @@ class FunctionVerifier:
             return Verdict(False, answer.failed, answer.seconds)
         try:
             value = float(answer.result)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
+            if self.caged:  # what runs in the cage may be anything; it must not end the run
+                return Verdict(False, "error", answer.seconds)
             raise VerifierError(
                 f"{self.dotted} gave {type(answer.result).__name__}; it must give a float or a bool"
             ) from error

@@ -14,20 +14,32 @@ LARGEST_MESSAGE = 64 * 2**20
 _HEAD = 4
 
 
-def send(channel: socket.socket, message: Any) -> None:
+class Malformed(ValueError):
+    """Bytes that are no message of ours: whoever sent them is not to be trusted any more."""
+
+
+def send(channel: socket.socket, message: Any, deadline: float | None = None) -> None:
+    """Send a message. TimeoutError if the other side has not taken it by the deadline (monotonic)."""
     body = json.dumps(message, default=float).encode("ascii")
+    channel.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
     channel.sendall(len(body).to_bytes(_HEAD, "big") + body)
 
 
-def receive(channel: socket.socket, deadline: float | None = None) -> Any:
-    """The next message. EOFError if the other side is gone, TimeoutError after the deadline (monotonic)."""
+def receive(channel: socket.socket, deadline: float | None = None, largest: int = LARGEST_MESSAGE) -> Any:
+    """The next message. EOFError if the other side is gone, TimeoutError after the deadline, Malformed for anything
+    else than a message of a bearable size."""
     size = int.from_bytes(_exactly(channel, _HEAD, deadline), "big")
-    if size > LARGEST_MESSAGE:
-        raise EOFError("a message larger than any of ours: the worker is not to be trusted any more")
-    return json.loads(_exactly(channel, size, deadline))
+    if size > largest:
+        raise Malformed(f"a message of {size:,} bytes; {largest:,} are the most")
+    body = _exactly(channel, size, deadline)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"no JSON ({type(error).__name__})") from error
 
 
 def _exactly(channel: socket.socket, size: int, deadline: float | None) -> bytes:
+    channel.settimeout(None)
     parts = []
     while size:
         if deadline is not None:
