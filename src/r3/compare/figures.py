@@ -1,4 +1,4 @@
-"""The figures: a line a variant over generated tokens, with the 95 % t interval over seeds shaded."""
+"""The figures: a line for each variant over generated tokens, with its 95 % interval shaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def figures_of(comparison: Comparison) -> list[Figure]:
             metric.replace("@", "_at_"),
             f"Held-out {metric}",
             f"{metric} (%)",
-            {name: comparison.band(name, metric) for name in names},
+            {comparison.label(name): comparison.band(name, metric) for name in names},
         )
         for metric in comparison.metrics
     ]
@@ -43,8 +43,8 @@ def figures_of(comparison: Comparison) -> list[Figure]:
         ("truncated", "Truncated answers", True),
         ("entropy", "Policy entropy", False),
     ):
-        bands = {name: comparison.training_band(name, series) for name in names}
-        found.append(Figure(series, title, "share (%)" if percent else "nats a token", bands, percent))
+        bands = {comparison.label(name): comparison.training_band(name, series) for name in names}
+        found.append(Figure(series, title, "share (%)" if percent else "nats per token", bands, percent))
     return found
 
 
