@@ -1,10 +1,11 @@
-"""Write docs/results.md, docs/results/*.md, docs/pilots.md and their figures from raw files: no table is typed by hand.
+"""Write the generated parts of docs/results.md, docs/results/*.md and docs/pilots.md, and the figures, from raw files.
 
     python tools/make_results.py                    (make results)
     python tools/make_results.py add OUT NAME       condense the --out of an r3 compare into docs/results/raw/NAME.json
 
-docs/results/raw/ has one file of raw numbers for each comparison, and one for all pilots; docs/results/words/ has what
-was asked and what to make of it (a test looks up the intervals that the words name).
+docs/results/raw/ has one file of raw numbers for each comparison, and one for all pilots. What was asked and what to
+make of it is written by hand into the pages, outside what the comments in them mark as made here; no table is typed by
+hand, and a test looks up the intervals that the words name.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import argparse
 import json
 import math
 import subprocess
-import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from r3.compare.analysis import Comparison
-from r3.compare.figures import Figure, figures_of, write_figures
+from r3.compare.figures import draw_bands, figures_of
 from r3.compare.plan import seed_list
 from r3.compare.records import Record, condense, read_records
 from r3.compare.report import markdown, markdown_table
@@ -29,19 +31,23 @@ from r3.evaluate.passk import Estimate
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
-HEAD = "<!-- Made by tools/make_results.py from docs/results/: do not edit, run `make results`. -->"
+MARK = (
+    "<!-- What follows is made by tools/make_results.py from raw/{name}.json: edit above, then run `make results`. -->"
+)
+TABLE = "<!-- table -->", "<!-- end of table -->"
 ORDER = (
-    *("embedded", "embedded-groups-of-four", "embedded-harder", "embedded-harder-groups-of-four"),
-    *("embedded-now-and-then", "tiny-spelling", "smollm2-longer-lists", "smollm2-lists", "smollm2-sums"),
-    *("smollm2-sums-seldom", "smollm2-sums-earlier", "smollm2-spelling", "smollm2-reversal", "smollm2-filtering"),
-    *("smollm2-rewriting", "smollm2-rewriting-earlier", "smollm2-gsm8k"),
-    *("embedded-earlier", "embedded-harder-earlier", "beyond"),
+    *("embedded", "embedded-groups-of-four", "embedded-harder", "tiny-spelling", "smollm2-longer-lists"),
+    *("smollm2-lists", "smollm2-sums", "smollm2-sums-seldom", "smollm2-spelling", "smollm2-reversal"),
+    *("smollm2-filtering", "smollm2-rewriting", "smollm2-gsm8k"),
 )
 """The comparisons, the main ones first."""
 REFERENCES = ("grpo", "dapo")
-OVERVIEW = "token-ratios"
 SHOWN = 2.0
 """Where the axis of the overview ends: what lies beyond has an arrow."""
+COLUMNS = 4
+"""Panels of the curves, side by side."""
+FEW = 4
+"""Fewer seeds than this have no interval among the pilots: it would be as wide as the page."""
 
 
 def comparisons() -> list[tuple[str, Comparison]]:
@@ -51,46 +57,41 @@ def comparisons() -> list[tuple[str, Comparison]]:
     return [(name, Comparison.read(RESULTS / "raw" / f"{name}.json")) for name in names]
 
 
-def pilots() -> dict[str, Comparison]:
+def pilots() -> dict[str, tuple[dict[str, str], Comparison]]:
+    """What each was and what came of it, with its numbers, in the order of the page."""
     raw = json.loads((RESULTS / "raw" / "pilots.json").read_bytes())
-    return {name: Comparison(one["plan"], [Record(**cell) for cell in one["cells"]]) for name, one in raw.items()}
+    return {
+        name: (one, Comparison(one["plan"], [Record(**cell) for cell in one["cells"]])) for name, one in raw.items()
+    }
 
 
 def pages() -> dict[Path, str]:
-    """Every page that is made, as text."""
+    """Every page, with what is made of the raw files put into the words that are there."""
     every = comparisons()
-    found = {RESULTS / f"{name}.md": _page(name, comparison) for name, comparison in every}
-    figure = f"![Tokens to the final accuracy of the other method](results/figures/{OVERVIEW}.svg)"
-    found[DOCS / "results.md"] = _filled("results", figure=figure, table=_overview(every))
-    found[DOCS / "pilots.md"] = _filled("pilots", table=_pilots())
+    found = {_path(name): _page(name, comparison) for name, comparison in every}
+    found[DOCS / "results.md"] = _with_table(DOCS / "results.md", _overview(every))
+    found[DOCS / "pilots.md"] = _with_table(DOCS / "pilots.md", _pilots())
     return found
 
 
-def figures() -> list[Figure]:
-    return [_figure(name, comparison) for name, comparison in comparisons()]
+def _path(name: str) -> Path:
+    return RESULTS / f"{name}.md"
 
 
 def _words(name: str) -> str:
-    return (RESULTS / "words" / f"{name}.md").read_text(encoding="utf-8").strip()
-
-
-def _filled(name: str, **parts: str) -> str:
-    """A page of words with what is generated where the words leave room for it."""
-    text = _words(name)
-    for key, part in parts.items():
-        text = text.replace(f"<!-- {key} -->", part)
-    return f"{HEAD}\n\n{text}\n"
+    """What a comparison's page says by hand: all above the mark."""
+    return _path(name).read_text(encoding="utf-8").partition(MARK.format(name=name))[0].strip()
 
 
 def _page(name: str, comparison: Comparison) -> str:
-    words = _words(name)
-    return f"{HEAD}\n\n{markdown(comparison, [_figure(name, comparison)], title=words)}"
+    made = markdown(comparison, [], title=MARK.format(name=name))
+    return f"{_words(name)}\n\n{made}\nHeld-out accuracy over generated tokens: [curves](curves.svg).\n"
 
 
-def _figure(name: str, comparison: Comparison) -> Figure:
-    """Held-out accuracy, of the seeds that its page is about."""
-    figure = figures_of(comparison)[0]
-    return replace(figure, name=name, title=f"{figure.title}, {seed_list(comparison.plan['seeds'])}")
+def _with_table(path: Path, table: str) -> str:
+    begin, end = TABLE
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def title_of(name: str) -> str:
@@ -118,29 +119,52 @@ def _ratio(c: Comparison, other: str) -> Estimate | None:
 
 
 def _pilots() -> str:
-    words = tomllib.loads((RESULTS / "words" / "pilots.toml").read_text(encoding="utf-8"))
-    every = pilots()
     rows = []
-    for name, said in words.items():
-        c = every[name]
+    for said, c in pilots().values():
         start = 100 * c.start(c.names[0], "pass@1").value
         finals = ", ".join(f"{c.label(one)} {100 * c.final(one, 'pass@1').value:.1f}" for one in c.names)
         seeds = max(len(c.seeds(one)) for one in c.names)
-        rows.append([said["what"], f"{c.plan['tokens'] // 1000:,}k", str(seeds), f"{start:.1f}", finals, said["found"]])
-    header = ["pilot", "tokens per cell", "seeds", "pass@1 at the start", "final pass@1 (%)", "what came of it"]
+        ratio = _ratio(c, "grpo") if "r3" in c.names else None
+        told = "–" if ratio is None else times(ratio if seeds >= FEW else replace(ratio, low=math.nan, high=math.nan))
+        rows.append([said["what"], str(seeds), f"{start:.1f}", finals, told, said["found"]])
+    header = ["pilot", "seeds", "start", "final pass@1 (%)", "R³'s tokens to grpo's final", "what came of it"]
     return markdown_table(Table("", header, rows, ""))
 
 
-def draw_overview(folder: Path) -> None:
-    """R³'s share of the other methods' tokens as bars of intervals, one row for each comparison."""
+def draw_curves(path: Path) -> None:
+    """Held-out pass@1 over generated tokens, a panel for each comparison."""
+    every = comparisons()
+    with _canvas("curves", (12.0, 2.6 * -(-len(every) // COLUMNS))) as canvas:
+        panels = canvas.subplots(-(-len(every) // COLUMNS), COLUMNS, squeeze=False).flat
+        for (name, c), axes in zip(every, panels, strict=False):
+            figure = figures_of(c)[0]
+            draw_bands(axes, figure)
+            axes.set_title(fill(f"{title_of(name)}; {seed_list(c.plan['seeds'])}", 42), fontsize=8)
+            axes.legend(frameon=False, fontsize=6)
+        for axes in panels:  # what is left over
+            axes.set_axis_off()
+        canvas.supxlabel("generated tokens (thousands)")
+        canvas.supylabel("held-out pass@1 (%)")
+        canvas.savefig(path, metadata={"Date": None})
+
+
+@contextmanager
+def _canvas(name: str, size: tuple[float, float]) -> Iterator[Any]:
+    """A figure that is the same bytes for the same numbers."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
+    with rc_context({"svg.hashsalt": f"r3-{name}", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def draw_overview(path: Path) -> None:
+    """R³'s share of the other methods' tokens as bars of intervals, one row for each comparison."""
     every = [(name, c) for name, c in comparisons() if _ratio(c, "grpo") is not None]
-    with rc_context({"svg.hashsalt": "r3-overview", "svg.fonttype": "none", "font.size": 9}):
-        canvas = Canvas(figsize=(9.0, 0.34 * len(every) + 1.2), layout="constrained")
-        FigureCanvasAgg(canvas)
+    with _canvas("overview", (9.0, 0.34 * len(every) + 1.2)) as canvas:
         axes = canvas.add_subplot()
         for colour, shift, other in (("#1f77b4", -0.13, "grpo"), ("#ff7f0e", 0.13, "dapo")):
             label = "GRPO's tokens" if other == "grpo" else "DAPO's, truncated answers masked (not as published)"
@@ -151,7 +175,8 @@ def draw_overview(folder: Path) -> None:
                     axes.plot(value, y, "o", color=colour, markersize=5, markerfacecolor=colour if filled else "white")
                 if high > SHOWN:
                     axes.plot(SHOWN, y, ">", color=colour, markersize=5, clip_on=False)
-        axes.plot([], [], "o", color="grey", markerfacecolor="white", label="settings were chosen on these seeds")
+        if any(c.exploratory for _, c in every):
+            axes.plot([], [], "o", color="grey", markerfacecolor="white", label="settings were chosen on these seeds")
         axes.axvline(1, color="black", linewidth=0.8)
         axes.axvline(0.5, color="grey", linewidth=0.8, linestyle=":")
         axes.set_yticks(range(len(every)), [title_of(name) for name, _ in every])
@@ -160,8 +185,7 @@ def draw_overview(folder: Path) -> None:
         axes.set_xlabel("R³'s tokens to the other's final pass@1, as a share of its own (arrow: beyond)")
         axes.grid(axis="x", alpha=0.3)
         canvas.legend(loc="outside upper center", frameon=False, fontsize=8, ncols=3)
-        folder.mkdir(parents=True, exist_ok=True)
-        canvas.savefig(folder / f"{OVERVIEW}.svg", metadata={"Date": None})
+        canvas.savefig(path, metadata={"Date": None})
 
 
 def _bars(
@@ -180,7 +204,9 @@ def add(out: Path, name: str) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
     path = RESULTS / "raw" / f"{name}.json"
     condense({**plan, "commit": commit.stdout.strip()}, records, path)
-    print(f"{path}: {len(records)} cells; now say what it was for in {RESULTS / 'words' / f'{name}.md'}")
+    if not _path(name).exists():
+        _path(name).write_text(f"# {name}\n\n{MARK.format(name=name)}\n", encoding="utf-8")
+    print(f"{path}: {len(records)} cells; now say what it was for in {_path(name)}, above the mark, and make results")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -193,11 +219,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.command == "add":
         add(chosen.out, chosen.name)
         return
-    write_figures(figures(), RESULTS / "figures", ["svg"])
-    draw_overview(RESULTS / "figures")
-    for path, text in pages().items():
+    draw_overview(RESULTS / "token-ratios.svg")
+    draw_curves(RESULTS / "curves.svg")
+    made = pages()
+    for path, text in made.items():
         path.write_text(text, encoding="utf-8")
-    print(f"{len(pages())} pages under {DOCS}")
+    print(f"{len(made)} pages under {DOCS}")
 
 
 if __name__ == "__main__":

@@ -111,4 +111,5 @@ def test_dapo_with_truncated_answers_masked_is_never_just_dapo() -> None:
     claims = targets_of(c)
     assert claims is not None
     said += " ".join(row[0] for row in claims.rows)
+    assert [row[2] for row in claims.rows[:2]] == ["shown", "shown (not of DAPO as published)"]
     assert said.count("dapo") == said.count("dapo (truncated masked)") > 5

@@ -45,6 +45,7 @@ def _verdict(number: bool, interval: bool) -> str:
 def _tokens(c: Comparison, name: str, share: float) -> list[str]:
     found = c.token_ratio("r3", name).ratio
     shown = _verdict(found.value <= share, found.high < 1)
+    shown += " (not of DAPO as published)" if c.masked(name) else ""
     return [f"R³ reaches {c.label(name)}'s final pass@1 with at most {share}× its tokens", times(found), shown]
 
 
