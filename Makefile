@@ -29,8 +29,8 @@ nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3
 compare: $(READY) ## six methods, five seeds, the bundled model: about half an hour on two CPU cores; go on with it by the same
 	$(BIN)/r3 compare recipes/compare-embedded.yaml --seeds 5 --tokens 240000 --evaluations 5 --jobs 2
 
-results: $(READY) ## write docs/results.md and docs/pilots.md again from their raw files
-	$(BIN)/python docs/make_results.py
+results: $(READY) ## write docs/results.md, its pages and docs/pilots.md again from their raw files
+	$(BIN)/python tools/make_results.py
 
 test: lint types pytest ## set up, lint, type-check, run the tests
 

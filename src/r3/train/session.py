@@ -223,7 +223,7 @@ class _Session:
         if step % run.checkpoint_every == 0:
             self._checkpoint()
 
-    def _evaluation(self) -> dict[str, float]:
+    def _evaluation(self) -> dict[str, Any]:
         """Held-out accuracy under the plain prompt, asked in the same way every time."""
         if not self.parts.heldout:
             return {}

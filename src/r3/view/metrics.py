@@ -82,8 +82,9 @@ class MetricsTail:
         step = record.pop("step", None)
         if type(step) is not int or (self.steps and step <= self.steps[-1]):
             raise ValueError(f"a line of step {step} follows step {self.steps[-1] if self.steps else 0}")
-        for key in record.keys() - self.columns.keys():
-            self.columns[key] = [None] * len(self.steps)
+        for key, value in record.items():
+            if not isinstance(value, list):  # the results of each held-out problem are no curve
+                self.columns.setdefault(key, [None] * len(self.steps))
         for key, column in self.columns.items():
             column.append(_short(record.get(key)))
         self.steps.append(step)
