@@ -31,7 +31,7 @@ class Trainer:
     def __init__(
         self, config: Config, task: Task, stream: QueryStream, sampler: Sampler, buffer: SampleBuffer, updater: Updater
     ) -> None:
-        self.config = config
+        self.config = config.settled()
         self.task = task
         self.stream = stream
         self.sampler = sampler

@@ -148,7 +148,7 @@ class _Session:
             parts.task,
             parts.policy.tokenizer,
             parts.sampling,
-            config.reward,
+            config.settled().reward,
             config.rollout.group_size,
         )
         self.trainer = Trainer(config, parts.task, stream, sampler, buffer, updater)
