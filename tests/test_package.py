@@ -29,7 +29,7 @@ ALLOWED = {
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
     "view": {"errors", "method", "run", "buffer"},
     "evaluate": {"errors", "settings", "samples", "rollout", "tasks", "run", "verify"},
-    "models": {"config", "errors"},
+    "models": {"config", "errors", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
     # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
     "config": {

@@ -15,7 +15,8 @@ from r3 import __version__
 from r3.errors import DIVERGED, FAILED, SIGNALS, R3Error
 
 COMMANDS = {
-    "train": "train a policy with R³, GRPO or DAPO",
+    "train": "train a policy with R³, GRPO, DAPO or another method",
+    "methods": "the methods that there are, what each needs, where it comes from",
     "sft": "a supervised warm start on written solutions, before r3 train",
     "eval": "pass@k of a model, or of saved responses, on benchmarks",
     "compare": "methods against each other on equal budgets of generated tokens",

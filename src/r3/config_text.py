@@ -86,14 +86,17 @@ def _sections(field: FieldInfo) -> dict[str, type[BaseModel]]:
     return found
 
 
-def describe(config: BaseModel, indent: str = "") -> str:
-    """The resolved config as YAML, each setting under its help text."""
+def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = None) -> str:
+    """The resolved config as YAML, each setting under its help text; with `beside`, only where it differs from that."""
     lines: list[str] = []
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
+        other = None if beside is None else getattr(beside, name)
+        if beside is not None and value == other:
+            continue
         if isinstance(value, BaseModel):
             help_text = (type(value).__doc__ or "").split("\n")[0]
-            lines += [f"{indent}# {help_text}", f"{indent}{name}:", describe(value, indent + "  ")]
+            lines += [f"{indent}# {help_text}", f"{indent}{name}:", describe(value, indent + "  ", beside=other)]
             continue
         lines.append(f"{indent}# {' '.join((field.description or '').split())}{_choices(field)}")
         if isinstance(value, str) and "\n" in value:  # JSON's quoting is YAML's too, and keeps it on one line

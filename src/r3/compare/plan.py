@@ -16,7 +16,7 @@ from typing import Any
 
 from r3.config import Config, load_config
 from r3.errors import ConfigError
-from r3.method.settings import METHODS
+from r3.method.presets import METHODS
 from r3.run.files import write_atomically
 
 FORMAT = 1
@@ -70,9 +70,11 @@ class Plan:
 
     def settings(self, variant: Variant, seed: int, directory: Path | str) -> list[str]:
         """The `key=value` settings of a cell, over the recipe's."""
+        preset, *changes = variant.overrides
         return [
+            preset,  # first: what is set for all lies over what the preset says
             *self.overrides,
-            *variant.overrides,
+            *changes,
             *ENDLESS,
             f"train.tokens={self.tokens}",
             f"evaluate.every_tokens={self.every}",
@@ -137,6 +139,9 @@ def make_plan(
         raise ConfigError(f"two variants are called {twice[0]!r}; give each --variant a name of its own")
     if not chosen:
         raise ConfigError("nothing to compare: name some --methods, or a --variant name=preset,key=value")
+    for override in overrides:
+        if override.partition("=")[0].strip() in ("method", "method.name"):
+            raise ConfigError(f"{override} would make every variant the same: name methods with --methods or --variant")
     first = baseline or ("grpo" if "grpo" in names else names[0])
     if first not in names:
         raise ConfigError(f"--baseline {first} is none of the variants: {', '.join(names)}")

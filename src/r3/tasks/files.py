@@ -27,6 +27,7 @@ class FileTask:
         if settings.heldout_path is None:
             queries, heldout = _cut(queries, settings)
         self.train: Sequence[Query] = _selected(queries, settings, length)
+        _refuse_contradictions(self.train, settings)
         self.heldout: Sequence[Query] = heldout
         self._maths = MathVerifier() if settings.verifier == "math" else None
         self._function = None if settings.verifier in ("math", "boxed") else _function(settings)
@@ -100,6 +101,19 @@ def _selected(queries: list[Query], settings: FileSettings, length: Callable[[Qu
             "and task.max_prompt_tokens; widen them"
         )
     return kept
+
+
+def _refuse_contradictions(queries: Sequence[Query], settings: FileSettings) -> None:
+    """One question with two reference answers: whatever is learnt under one id is wrong under the other."""
+    first: dict[object, Query] = {}
+    against = [(other, query) for query in queries if (other := first.setdefault(query.prompt, query)) is not query]
+    differing = [(one, other) for one, other in against if one.answer != other.answer]
+    if differing:
+        one, other = differing[0]
+        raise TaskError(
+            f"{settings.path}: {len(differing)} rows ask what another row asks and have another answer, e.g. ids "
+            f"{one.id!r} ({one.answer!r}) and {other.id!r} ({other.answer!r}); keep one of each"
+        )
 
 
 def _function(settings: FileSettings) -> FunctionVerifier:

@@ -26,7 +26,7 @@ class Trainer:
     def __init__(
         self, config: Config, stream: QueryStream, sampler: Sampler, algorithm: Algorithm, updater: Updater
     ) -> None:
-        self.config = config
+        self.config = config.settled()
         self.stream = stream
         self.sampler = sampler
         self.algorithm = algorithm

@@ -50,7 +50,7 @@ class Sampler:
         text = self.tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
         truncated = response.finish == "length"
         verdict = TRUNCATED if truncated else self.task.verify(prompt.query, text)
-        parts = reward_parts(verdict.right, len(response.tokens), self.reward)
+        parts = reward_parts(verdict.right, len(response.tokens), self.reward, limit=self.sampling.max_tokens)
         return Sample(
             prompt.query.id,
             response.tokens,

@@ -149,7 +149,7 @@ class _Session:
             parts.task,
             parts.policy.tokenizer,
             parts.sampling,
-            config.reward,
+            config.settled().reward,
             config.rollout.group_size,
         )
         algorithm = Algorithm(config.method, buffer, parts.policy.tokenizer, seed=config.run.seed)

@@ -21,11 +21,12 @@ from r3.verify import MathVerifier
 
 @register(REWARD)
 class R3RewardManager(RewardManagerBase):  # type: ignore[misc]
-    """1 + max(0, 1 − l / L_max) for a right answer of l tokens, 0 for a wrong or truncated one."""
+    """The reward of `r3.method.reward`, a truncated answer counting as wrong."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         self.settings = settings_of(config)
+        self.reward, self.limit = self.settings.reward.of(self.settings.name), config.data.max_response_length
         self.ends = stop_tokens(config, tokenizer)
         judged_by_user = config.reward.custom_reward_function.path is not None
         self.verifier = None if judged_by_user else MathVerifier()
@@ -37,7 +38,7 @@ class R3RewardManager(RewardManagerBase):  # type: ignore[misc]
         tokens = item.batch["responses"][:length]
         truncated = int(tokens[-1]) not in self.ends
         right = False if truncated else await self._right(item.non_tensor_batch, tokens)
-        parts = reward_parts(right, length, self.settings.reward)
+        parts = reward_parts(right, length, self.reward, limit=self.limit)
         told = {"acc": float(right), "truncated": float(truncated)}
         return {
             "reward_score": sum(parts.values()),
