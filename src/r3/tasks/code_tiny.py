@@ -34,7 +34,7 @@ STEPS: dict[str, tuple[str, Program]] = {
     "reverse": ("x=x[::-1]", lambda x, _: x[::-1]),
     "twice": ("x=x+x", lambda x, _: x + x),
 }
-"""Each step in words: the line that a warm start writes for it, and what it does, which the expected values come from."""
+"""Each step in words: the line that a warm start writes for it, and what it does."""
 SMALLEST, LARGEST = 2, 6
 LISTS = 3
 SHORTEST = 2
