@@ -98,7 +98,7 @@ class Sample:
     text: str | None = None
     """The decoded response; None where only the tokens were kept."""
     verdict: str = ""
-    """Why the verifier said right or wrong."""
+    """Why the verifier said right or wrong: a word to count and, on the lines behind it, feedback to read."""
     id: int | None = None
     """The buffer's id, once stored."""
 
@@ -139,6 +139,16 @@ class Sample:
     @property
     def truncated(self) -> bool:
         return self.finish == "length"
+
+    @property
+    def reason(self) -> str:
+        """The verdict's first line."""
+        return self.verdict.partition("\n")[0]
+
+    @property
+    def feedback(self) -> str:
+        """What the verifier has to say besides: the failing test of a program, say."""
+        return self.verdict.partition("\n")[2]
 
     @property
     def fingerprint(self) -> bytes:

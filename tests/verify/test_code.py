@@ -59,7 +59,7 @@ def test_the_reason_names_the_test_and_what_it_got(verifier: CodeVerifier) -> No
         "Test 2 of 2 fails:\nassert double('a') == 'aa'\nIt got 4\nIt printed:\nhalf of 4\nhalf of 4"
     )
     verdict = verifier.verify("def double(x):\n    y = 1\n    return x[y]", columns=DOUBLE)
-    assert verdict.reason == "error"
+    assert verdict.reason == "exception"
     assert verdict.feedback == (
         "Test 1 of 2 fails:\nassert double(2) == 4\nTypeError: 'int' object is not subscriptable\nline 3: return x[y]"
     )
@@ -203,8 +203,8 @@ def test_setup_runs_between_the_answer_and_the_tests(verifier: CodeVerifier) -> 
         ("import threading as t\nt.Thread(target=lambda: print(eval(input().replace(' ', '+')))).start()", "pass"),
         ("import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))\nraise SystemExit", "pass"),
         ("print(3)", "fail"),
-        ("print(sum(map(int, input().split())))\n1 / 0", "error"),
-        ("input()\ninput()\nprint(3)", "error"),
+        ("print(sum(map(int, input().split())))\n1 / 0", "exception"),
+        ("input()\ninput()\nprint(3)", "exception"),
     ],
 )  # fmt: skip
 def test_programs(verifier: CodeVerifier, code: str, reason: str) -> None:

@@ -26,6 +26,7 @@ examples:
   r3 eval MODEL --hard-subset-from evals/base --samples 256 --k 1,2,4,8,16,32,64,128,256 --out evals/hard
   r3 eval MODEL --max-tokens 4096,8192,16384,32768                     drawn once at the longest limit
   r3 eval --responses FILE.jsonl --tasks aime24                        judge what any model answered
+  r3 eval MODEL --tasks mbpp,humaneval --samples 10 --max-tokens 1024  code, judged by running it in a sandbox
 
 Started again with the same settings, an evaluation that was stopped goes on. The benchmarks are files: set R3_DATA to
 the folder that holds them.
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hard-subset-from", type=Path, metavar="DIR", help="only problems that the evaluation in DIR hardly solved")
     add("--hard-at-most", type=int, default=1, metavar="C", help="right answers there, at most (1)")
     add("--responses", type=Path, metavar="FILE", help="judge these saved responses instead of drawing new ones")
-    add("--judge", choices=("math", "boxed"), default="math", help="maths grader, or equal text in the box (math)")
+    add("--judge", choices=("math", "boxed", "code"), default="math", help="of files: maths, equal boxes, tests (math)")
+    add("--sandbox", choices=("auto", "namespaces", "landlock", "none"), default="auto", help="around code (auto)")
     add("--out", type=Path, metavar="DIR", help="where results and responses go (evals/MODEL)")
     add("--parquet", action="store_true", help="also write the responses as Parquet")
     add("--name", help="the model's name in the table")
@@ -178,13 +180,19 @@ def _benchmarks(arguments: argparse.Namespace, prompting: Prompting, stack: Exit
     """The tasks of the command line, cut down to the hard subset and the limit."""
     from r3.evaluate.run import Benchmark
     from r3.evaluate.subset import check_fresh, chosen, hard_subset
-    from r3.tasks.datasets import SETS, load_file, load_set
+    from r3.tasks.datasets import CODE, SETS, load_file, load_set
 
     found: list[Benchmark] = []
     judge: Judge | None = None
+    code_judge: Judge | None = None
     for name in arguments.tasks:
         if name == EMBEDDED_TASK:
             found.append(_embedded_benchmark())
+            continue
+        title = SETS[name].title if name in SETS else Path(name).stem
+        if name in CODE or arguments.judge == "code":
+            code_judge = code_judge or stack.enter_context(_code_judge(arguments.sandbox))
+            found.append(Benchmark(name, title, _code(name, arguments, prompting), code_judge, extract=_no_vote))
             continue
         judge = judge or stack.enter_context(_maths_judge(arguments.judge))
         queries = (
@@ -192,7 +200,7 @@ def _benchmarks(arguments: argparse.Namespace, prompting: Prompting, stack: Exit
             if name in SETS or not Path(name).suffix
             else load_file(Path(name), prompting=prompting)
         )
-        found.append(Benchmark(name, SETS[name].title if name in SETS else Path(name).stem, queries, judge))
+        found.append(Benchmark(name, title, queries, judge))
     if arguments.hard_subset_from is not None:
         source = arguments.hard_subset_from
         if arguments.responses is None:
@@ -227,6 +235,31 @@ def _after_mark(text: str) -> str | None:
     return answer.strip() if mark else None
 
 
+def _code(name: str, arguments: argparse.Namespace, prompting: Prompting) -> Sequence[Query]:
+    """Problems of code, with the instruction of the code task in place of that for maths."""
+    from dataclasses import replace
+
+    from r3.tasks.code import load_code
+    from r3.tasks.settings import CodeSettings
+
+    instruction = CodeSettings.model_fields["instruction"].default
+    return load_code(name, replace(prompting, instruction=instruction), arguments.data)
+
+
+def _no_vote(_: str) -> None:
+    """Programs are not counted for a majority: those that do the same are seldom the same text."""
+
+
+@contextmanager
+def _code_judge(walls: Any) -> Iterator[Judge]:
+    from r3.verify.code import CodeVerifier
+    from r3.verify.sandbox import SandboxSettings
+
+    with CodeVerifier(SandboxSettings(walls=walls)) as verifier:
+        verifier.start()  # a machine that cannot isolate code is found out before answers are drawn
+        yield lambda query, text, cut: _pair(verifier.verify(text, truncated=cut, columns=query.columns))
+
+
 @contextmanager
 def _maths_judge(name: str) -> Iterator[Judge]:
     from r3.tasks.files import boxed_verdict
@@ -247,8 +280,12 @@ def _pair(verdict: Any) -> tuple[bool, str]:
 def _grader(arguments: argparse.Namespace) -> str:
     """What the verdicts depend on: the grader and its version."""
     from r3 import __version__
+    from r3.tasks.datasets import CODE
 
-    judge = "the task's own" if set(arguments.tasks) == {EMBEDDED_TASK} else arguments.judge
+    others = [name for name in arguments.tasks if name != EMBEDDED_TASK and name not in CODE]
+    judges = [arguments.judge] if others else []
+    judges += ["code"] if set(arguments.tasks) & set(CODE) and "code" not in judges else []
+    judge = " and ".join(judges) or "the task's own"
     return f"{judge}, r3 {__version__}"
 
 

@@ -132,7 +132,7 @@ def reflect(
     if not wrong:
         return "no_failure"
     shown = wrong[int(rng.integers(len(wrong)))]
-    fitted = _fitted(query, shown.tokens.tolist(), tokenizer, settings)
+    fitted = _fitted(query, shown.tokens.tolist(), shown.feedback or shown.reason, tokenizer, settings)
     if fitted is None:
         return "too_long"
     text, tokens = fitted
@@ -148,17 +148,17 @@ def reflection_prompt(
     query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> IntArray | None:
     """Token ids of query ⊕ attempt ⊕ guidance within `max_prompt_tokens`; None if the question alone does not fit."""
-    fitted = _fitted(query, attempt, tokenizer, settings)
+    fitted = _fitted(query, attempt, "", tokenizer, settings)
     return None if fitted is None else np.asarray(fitted[1], dtype=np.int32)
 
 
 def _fitted(
-    query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
+    query: Query, attempt: list[int], feedback: str, tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> tuple[PromptText, list[int]] | None:
     """The filled template and its token ids, with as much of the attempt as fits."""
 
     def build(kept: int) -> tuple[PromptText, list[int]]:
-        text = _filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), settings)
+        text = _filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), feedback, settings)
         return text, _tokenize(text, tokenizer)
 
     whole = build(len(attempt))
@@ -187,21 +187,21 @@ def shortened(attempt: list[int], kept: int, tokenizer: Tokenizer, marker: str) 
     return (before + marker + after).strip()
 
 
-def _filled(query: Query, attempt: str, settings: ReflectionSettings) -> PromptText:
+def _filled(query: Query, attempt: str, feedback: str, settings: ReflectionSettings) -> PromptText:
     """The query's prompt with its question (a chat's last user turn) replaced by the filled template."""
+    parts = {"attempt": attempt, "feedback": feedback, "guidance": settings.guidance}
     if isinstance(query.prompt, str):
-        return _fill(settings.template, question=query.prompt, attempt=attempt, guidance=settings.guidance)
+        return _fill(settings.template, question=query.prompt, **parts)
     last = max((i for i, turn in enumerate(query.prompt) if turn.role == "user"), default=None)
     if last is None:
         raise ValueError(f"query {query.id!r} is a chat without a user turn; reflection needs a question to ask again")
-    question = query.prompt[last].content
-    retry = _fill(settings.template, question=question, attempt=attempt, guidance=settings.guidance)
+    retry = _fill(settings.template, question=query.prompt[last].content, **parts)
     return (*query.prompt[:last], Message("user", retry), *query.prompt[last + 1 :])
 
 
 def _fill(template: str, **parts: str) -> str:
     # One pass, not str.format: questions are full of LaTeX braces, and an attempt may itself say "{question}".
-    return re.sub(r"\{(question|attempt|guidance)\}", lambda slot: parts[slot.group(1)], template)
+    return re.sub(r"\{(question|attempt|feedback|guidance)\}", lambda slot: parts[slot.group(1)], template)
 
 
 def _tokenize(prompt: PromptText, tokenizer: Tokenizer) -> list[int]:

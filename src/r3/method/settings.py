@@ -124,7 +124,8 @@ class ReflectionSettings(Switchable):
     max_prompt_tokens: int = Field(4096, ge=1)
     """Budget of a reflection prompt; the shown attempt is shortened in its middle to fit, the question never."""
     template: str = DEFAULT_TEMPLATE
-    """The reflection prompt: {question}, {attempt} and (optionally) {guidance} are filled in."""
+    """The reflection prompt: {question}, {attempt} and, where they stand, {guidance} and {feedback} are filled in. The
+    feedback is what the verifier said of the attempt, such as the test that it failed."""
     guidance: str = DEFAULT_GUIDANCE
     """What the model is told to do about the shown attempt."""
     cut_marker: str = "\n[…]\n"

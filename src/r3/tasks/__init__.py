@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from r3.tasks.base import Task, Verdict
 from r3.tasks.settings import (
     ArithmeticSettings,
+    CodeSettings,
     FileSettings,
     GradedArithmeticSettings,
     ReasoningGymSettings,
     TaskSettings,
+    TinyCodeSettings,
 )
 
 if TYPE_CHECKING:
@@ -38,4 +40,12 @@ def load_task(settings: TaskSettings, seed: int, length: Callable[[Query], int] 
         from r3.tasks.files import FileTask
 
         return FileTask(settings, length)
+    if isinstance(settings, CodeSettings):
+        from r3.tasks.code import CodeTask
+
+        return CodeTask(settings, length)
+    if isinstance(settings, TinyCodeSettings):
+        from r3.tasks.code_tiny import TinyCodeTask
+
+        return TinyCodeTask(settings, seed)
     raise TypeError(f"no task has settings of type {type(settings).__name__}")

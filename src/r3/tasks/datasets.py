@@ -63,7 +63,19 @@ TRAINING: Mapping[str, NamedSet] = {
     "math": NamedSet("MATH", "train_math", 7_468, f"{_DEEPSCALER}/train/math.json", "MIT"),
     "gsm8k": NamedSet("GSM8K", "train_gsm8k", 7_473, f"{_GSM8K}/train.jsonl", "MIT"),
 }
-SETS: Mapping[str, NamedSet] = {**TRAINING, **EVALUATION}
+_MBPP = "github.com/google-research/google-research, mbpp/mbpp.jsonl"
+CODE: Mapping[str, NamedSet] = {
+    "mbpp-train": NamedSet("MBPP train", "train_mbpp", 374, f"{_MBPP}, tasks 601 to 974", "CC BY 4.0"),
+    "mbpp-valid": NamedSet("MBPP valid", "valid_mbpp", 90, f"{_MBPP}, tasks 511 to 600", "CC BY 4.0"),
+    "mbpp": NamedSet("MBPP", "eval_mbpp", 500, f"{_MBPP}, tasks 11 to 510", "CC BY 4.0"),
+    "humaneval": NamedSet("HumanEval", "eval_humaneval", 164, "github.com/openai/human-eval, data", "MIT"),
+}
+"""Judged by running it (`r3.tasks.code`): rows have `tests` in place of `answer`."""
+SETS: Mapping[str, NamedSet] = {**TRAINING, **EVALUATION, **CODE}
+
+
+TESTS = "tests"
+"""The column that takes an answer's place where code is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,8 @@ def load_set(name: str, *, folder: str | Path | None = None, prompting: Promptin
     if known is None:
         raise TaskError(f"no data set {name!r}; known are {', '.join(SETS)}, or give the path of a file")
     path = find_file(known, folder)
-    queries = queries_of(read_rows(path), path, prompting=prompting)
+    columns = Columns(answer=TESTS) if name in CODE else None
+    queries = queries_of(read_rows(path), path, columns=columns, prompting=prompting)
     if len(queries) != known.rows:
         raise TaskError(
             f"{path}: {len(queries):,} rows, but {name} has {known.rows:,}; get the whole file again "
@@ -161,7 +174,7 @@ def queries_of(
         query_id = str(row.get(columns.id) or hashlib.sha1(problem.encode()).hexdigest()[:16])
         if query_id in queries:
             raise TaskError(f"{where}, row {number}: id {query_id!r} appears twice; ids must be unique")
-        answer = str(row[columns.answer])
+        answer = "" if columns.answer == TESTS else str(row[columns.answer])
         queries[query_id] = Query(query_id, prompting.prompt(problem), answer, {**row, "problem": problem})
     if not queries:
         raise TaskError(f"{where} holds no problems; give a file with at least one row")

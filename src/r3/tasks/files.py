@@ -7,7 +7,7 @@ from pathlib import Path
 
 from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.datasets import SETS, Columns, Prompting, load_file, load_hub, load_set, select
+from r3.tasks.datasets import CODE, SETS, Columns, Prompting, load_file, load_hub, load_set, select
 from r3.tasks.settings import FileSettings
 from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
 from r3.verify.boxes import boxed_answer
@@ -53,6 +53,8 @@ class FileTask:
 
 def _load(name: str, settings: FileSettings) -> list[Query]:
     prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
+    if name in CODE:
+        raise TaskError(f"{name} is a set of code, which is judged by running it: set task.name=code")
     if name in SETS:
         return load_set(name, prompting=prompting)
     columns = Columns(question=settings.question_column, answer=settings.answer_column, id=settings.id_column)

@@ -20,7 +20,7 @@ from typing import Literal
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.data_files import read_rows
-from r3.tasks.datasets import EVALUATION, SETS, Columns, load_set
+from r3.tasks.datasets import CODE, EVALUATION, SETS, Columns, load_set
 
 Kind = Literal["exact", "normalised", "near"]
 SHINGLE = 6
@@ -118,10 +118,11 @@ def check(
 ) -> int:
     """Print what a training file, or a named set, shares with the evaluation sets; 1 if it shares anything, else 0.
 
-    Without `against` it is compared with every named evaluation set. Those may also be files.
+    Without `against` it is compared with every named evaluation set, of code if it is a set of code. Those may also be
+    files.
     """
     train = _load(file, folder, columns or Columns())
-    names = list(against) or list(EVALUATION)
+    names = list(against) or [name for name in (CODE if file in CODE else EVALUATION) if name != file]
     print(f"{file}: {len(train):,} problems\n")
     print(f"{'evaluation set':<16} {'problems':>8} {'exact':>6} {'normalised':>10} {'near':>5}")
     sets = {name: _load(name, folder, Columns()) for name in names}

@@ -47,7 +47,8 @@ class ArithmeticSettings(TaskSettings):
 
     name: Literal["arithmetic"] = "arithmetic"
     """Which family: arithmetic (for the embedded model), graded-arithmetic (for any chat model), reasoning-gym (puzzles
-    of many families; needs r3-rl[reasoning-gym]) or file (your own data, or a maths set by name)."""
+    of many families; needs r3-rl[reasoning-gym]), file (your own data, or a maths set by name), code (Python judged by
+    running it) or code-tiny (little programs over a list, for a tiny model)."""
     difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
     """How many terms the sums have."""
     size: int = Field(256, ge=1)
@@ -123,11 +124,58 @@ class FileSettings(PromptedSettings):
     """Run your own function in killable worker processes with a time and a memory limit."""
 
 
+class SandboxedSettings(TaskSettings):
+    """Tasks whose answers are code, judged by running it behind walls (docs/code.md)."""
+
+    sandbox: Literal["auto", "namespaces", "landlock", "none"] = "auto"
+    """What keeps answers' code from the machine: auto takes namespaces or else Landlock, and refuses to run where
+    there is neither; none runs it unguarded, as this user."""
+    workers: int = Field(2, ge=1)
+    """How many answers are run at a time."""
+    seconds: float = Field(5.0, gt=0)
+    """Wall time for an answer and all its tests, or for one run of a program."""
+    memory_mb: int = Field(512, ge=128)
+    """Memory that an answer may take."""
+    graded: bool = False
+    """Run all of a wrong answer's tests, and reward it with the share that passes. It stays wrong to the method."""
+
+
+class CodeSettings(PromptedSettings, SandboxedSettings):
+    """Python functions and programs, judged by tests."""
+
+    name: Literal["code"]
+    """Which family of tasks."""
+    path: str
+    """mbpp (the training and validation sets of MBPP, in the folder R3_DATA), or a file with columns problem and tests
+    (and optionally id, setup and entry_point)."""
+    heldout_path: str | None = None
+    """The evaluation data, likewise; without it the last `heldout` rows of a file are kept apart."""
+    instruction: str = "Write the whole function in one block of Python code."
+    """Appended to every question."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Leave out training problems whose prompt is longer than this."""
+
+
+class TinyCodeSettings(SandboxedSettings):
+    """Little programs over a list, for a model with a token per character."""
+
+    name: Literal["code-tiny"]
+    """Which family of tasks."""
+    difficulty: list[int] = Field(default_factory=lambda: [3, 4])
+    """How many steps the programs have."""
+    size: int = Field(256, ge=1)
+    """How many training problems."""
+    split: Split = "train"
+    """Which problems to train on; 'warm' are others, for a supervised warm start."""
+
+
 FAMILIES: Mapping[str, type[TaskSettings]] = {
     "arithmetic": ArithmeticSettings,
     "graded-arithmetic": GradedArithmeticSettings,
     "reasoning-gym": ReasoningGymSettings,
     "file": FileSettings,
+    "code": CodeSettings,
+    "code-tiny": TinyCodeSettings,
 }
 
 
@@ -140,7 +188,9 @@ AnyTaskSettings = Annotated[
     Annotated[ArithmeticSettings, Tag("arithmetic")]
     | Annotated[GradedArithmeticSettings, Tag("graded-arithmetic")]
     | Annotated[ReasoningGymSettings, Tag("reasoning-gym")]
-    | Annotated[FileSettings, Tag("file")],
+    | Annotated[FileSettings, Tag("file")]
+    | Annotated[CodeSettings, Tag("code")]
+    | Annotated[TinyCodeSettings, Tag("code-tiny")],
     Discriminator(_family),
 ]
 

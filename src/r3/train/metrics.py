@@ -41,7 +41,7 @@ def step_metrics(
         "entropy": _mean_entropy(fresh),
         "length/mean": _mean(len(s) for s in fresh),
         "length/max": max((len(s) for s in fresh), default=0),
-        **{f"verify/{reason}": sum(s.verdict == reason for s in fresh) for reason in FAILURES},
+        **{f"verify/{reason}": sum(s.reason == reason for s in fresh) for reason in FAILURES},
         "tokens/generated": tokens,
         "tokens/trained": report.tokens,
         **counts,

@@ -51,6 +51,8 @@ class Sampler:
         truncated = response.finish == "length"
         verdict = TRUNCATED if truncated else self.task.verify(prompt.query, text)
         parts = reward_parts(verdict.right, len(response.tokens), self.reward, limit=self.sampling.max_tokens)
+        if verdict.share is not None and not verdict.right:
+            parts["tests"] = verdict.share
         return Sample(
             prompt.query.id,
             response.tokens,
@@ -65,7 +67,7 @@ class Sampler:
             step=step,
             epoch=prompt.epoch,
             text=text,
-            verdict=verdict.reason,
+            verdict=verdict.text,
         )
 
     def close(self) -> None:

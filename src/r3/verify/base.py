@@ -21,6 +21,11 @@ class Verdict:
     share: float | None = None
     """The share of the tests that passed, where there are several and all were run."""
 
+    @property
+    def text(self) -> str:
+        """The reason and, on the lines behind it, the feedback: what a sample keeps."""
+        return f"{self.reason}\n{self.feedback}" if self.feedback else self.reason
+
 
 class Case(NamedTuple):
     """One completion to judge against its reference answer."""

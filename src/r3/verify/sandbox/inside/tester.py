@@ -127,14 +127,14 @@ def _failure(error: BaseException, names: dict[str, Any], source: str, what: str
     if isinstance(error, AssertionError):
         return Failure("fail", _joined(head, line, "" if got is _NOTHING else f"It got {_value(got)}"))
     text = f"{type(error).__name__}: {str(error)[:_SHOWN_VALUE]}"
-    return Failure("error", _joined(head, line, text, "" if got is _NOTHING else f"It got {_value(got)}"))
+    return Failure("exception", _joined(head, line, text, "" if got is _NOTHING else f"It got {_value(got)}"))
 
 
 _NOTHING = object()
 
 
 def _reason(kind: str) -> str:
-    return {"MemoryError": "memory", "SystemExit": "exit", "KeyboardInterrupt": "exit"}.get(kind, "error")
+    return {"MemoryError": "memory", "SystemExit": "exit", "KeyboardInterrupt": "exit"}.get(kind, "exception")
 
 
 def _gone(what: str, why: str) -> str:
