@@ -21,7 +21,7 @@ ALLOWED = {
     "method": {"settings", "samples"},
     "buffer": {"errors", "settings", "samples", "locks"},
     "policy": {"errors", "settings", "samples", "method"},
-    "rollout": {"settings", "samples", "policy"},
+    "rollout": {"errors", "settings", "samples", "policy"},
     "verify": {"errors"},
     "run": {"errors", "settings", "samples", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
