@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo nano compare results test lint format types pytest browser test-gpu verl-env test-verl clean
+.PHONY: help setup demo nano compare results test lint format types pytest browser test-gpu verl-env test-verl vllm-env \
+  test-vllm clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -67,6 +68,24 @@ test-verl: verl-env ## the verl plugin in verl's own trainer, on a local Ray wit
 	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
 	  tests/integrations/verl tests/integrations/test_contract.py tests/verify/test_policy.py
 
+# vLLM wants versions of its own of much that it shares with us, and its build for CPUs is another package.
+VLLM := .venv-vllm
+VLLM_NEEDS := tests/rollout/vllm/requirements.txt
+
+$(VLLM)/.ready: $(VLLM_NEEDS) pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -c 'import torch' 2>/dev/null || $(VLLM)/bin/pip install --quiet 'torch==2.13.0'
+	$(VLLM)/bin/pip install --quiet --no-deps -r $(VLLM_NEEDS)
+	$(VLLM)/bin/pip install --quiet --no-deps -e .
+	touch $@
+
+vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines run
+
+test-vllm: vllm-env ## the vLLM engines with the real vLLM on a CPU: in the trainer's process, and two servers
+	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
+	  tests/rollout/vllm
+
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
 
@@ -80,4 +99,4 @@ browser: ## install Debian's Chromium where there is none and we are root: the t
 	fi
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ ALLOWED = {
     "buffer": {"errors", "settings", "samples", "locks"},
     "algorithm": {"errors", "settings", "samples", "method", "buffer"},
     "policy": {"errors", "settings", "samples", "method"},
-    "rollout": {"settings", "samples", "policy"},
+    "rollout": {"errors", "settings", "samples", "policy"},
     "verify": {"errors"},
     "run": {"errors", "settings", "samples", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},

@@ -79,10 +79,16 @@ def make_engine(config: Config, policy: Policy) -> Engine:
     rollout, wanted = config.rollout, config.rollout.engine
     try:
         if wanted == "vllm":
-            from r3.rollout.vllm import VllmEngine
+            from r3.rollout.vllm.engine import VllmEngine
 
             path = str(policy.base.name_or_path)
             return VllmEngine(policy.base, path, max_rows=rollout.max_rows, memory=rollout.memory)
+        if wanted == "vllm-server":
+            from r3.rollout.vllm.servers import VllmServerEngine
+
+            return VllmServerEngine(
+                policy.base, rollout.servers, max_rows=rollout.max_rows, patience=rollout.server_patience
+            )
         if wanted == "native" or (wanted == "auto" and policy.device.type == "cuda"):
             engine = _native(config, policy)
             if engine is not None:
