@@ -169,6 +169,16 @@ class ResampleSettings(Switchable):
     """Most extra rounds of sampling to fill a batch; after that the batch is trained as full as it got."""
 
 
+class ShapingSettings(Settings):
+    """Replayed tokens learn by A · x/(x + β) instead of the clipped ratio: rare tokens pull, learnt ones stop."""
+
+    by: Literal["none", "policy", "ratio"] = "none"
+    """What x is: the policy's probability of the token (LUFFY; also bounds what came from another prompt), or its ratio
+    to the policy that drew it (ExGRPO)."""
+    beta: float = Field(0.1, gt=0)
+    """β: the x at which half of the pull is gone."""
+
+
 class ObjectiveSettings(Settings):
     """The surrogate that is maximised. `objective: gspo` (or grpo, dapo, dr_grpo, cispo) picks a preset."""
 
@@ -193,12 +203,14 @@ class ObjectiveSettings(Settings):
     """With a negative advantage the ratio counts at most this (dual-clip PPO); None leaves it unbounded there."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference policy (k3 estimator); 0 for none."""
-    correction: Literal["truncated", "naive"] = "truncated"
-    """Stale tokens: truncated importance weights (decoupled from the clip), or the naive ratio inside the clip."""
+    correction: Literal["truncated", "stopped", "naive"] = "truncated"
+    """Stale tokens: truncated importance weights (decoupled from the clip); the same capped at 1 and ending where the
+    policy has moved past the clip; or the naive ratio inside the clip."""
     importance_cap: float = Field(2.0, gt=0)
     """Truncation of the importance weights."""
     ratio_gate: float | None = Field(10.0, gt=1)
     """Replayed tokens whose importance ratio is outside [1/gate, gate] teach nothing; None for no gate."""
+    shaping: ShapingSettings = Field(default_factory=ShapingSettings)
 
     @property
     def constant(self) -> int:
