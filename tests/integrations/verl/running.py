@@ -91,7 +91,7 @@ def run(folder: Path, failing: dict[str, list[int]] | None = None, **more: Any) 
     folder.mkdir(exist_ok=True)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),  # this tree, wherever another is installed
         "PYTHONWARNINGS": "ignore",
         "R3_TEST_FOLDER": str(folder),
         "R3_TEST_FAILING": json.dumps(failing or {}),
