@@ -129,7 +129,7 @@ def run_loop(folder: Path) -> list[StepResult]:
     optimiser = Optimiser(policy.model.parameters(), config.train, 100)
     updater = Updater(policy, optimiser, config.method.objective, config.train, 1.0, exact=False)
     task, engine = Judged(), RecordedEngine()
-    sampler = Sampler(engine, task, policy.tokenizer, Sampling(LIMIT, (EOS,)), config.reward, GROUP)
+    sampler = Sampler(engine, task, policy.tokenizer, Sampling(LIMIT, (EOS,)), config.settled().reward, GROUP)
     stream = InOrder(task.train, seed=0, epochs=EPOCHS)
     results = []
     with SampleBuffer(folder / "loop.sqlite") as buffer:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", nargs="?", metavar="RECIPE.yaml", help="a recipe; without one, the embedded default")
     add("overrides", nargs="*", metavar="key=value", help="settings over the recipe's, the same for every method")
-    add("--methods", default=METHODS, metavar="A,B", help=f"presets to compare ({METHODS})")
+    add("--methods", default=METHODS, metavar="A,B", help=f"methods to compare, of r3 methods ({METHODS})")
     add("--variant", action="append", default=[], metavar="NAME=PRESET,key=value", help="a preset changed; repeatable")
     add("--seeds", type=seeds, default=range(3), metavar="N|A-B", help="seeds 0 to N-1 of every method (3), or A to B")
     looked_at = "seeds that settings were chosen on, as in --seeds: the report makes no claim from them"

@@ -27,7 +27,7 @@ def reward_parts(right: bool, length: int, settings: RewardSettings, *, limit: i
     >>> reward_parts(True, 8192, RewardSettings().of("dapo"), limit=8192)
     {'correct': 1.0, 'length': 0.0, 'overlong': -0.5}
     """
-    if "auto" in (settings.length_bonus, settings.overlong.enabled):
+    if settings.length_bonus == "auto" or settings.overlong.enabled == "auto":
         raise ValueError("the reward depends on the method: use RewardSettings.of(method's name)")
     bonus = max(0.0, 1 - length / settings.length_limit) if right and settings.length_bonus else 0.0
     parts = {"correct": float(right), "length": bonus}

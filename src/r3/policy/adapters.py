@@ -40,9 +40,9 @@ class Adapters:
 
 
 def adapters_in(path: str, settings: ModelSettings) -> Adapters | None:
-    """The adapters that `path` holds, or None if it holds a model of its own."""
+    """The adapters that `path` holds, or None if it holds a model of its own. Of a hub id, what is on this machine."""
     try:
-        found = find_adapter_config_file(path, revision=settings.revision)
+        found = find_adapter_config_file(path, revision=settings.revision, local_files_only=True)
     except (OSError, ValueError):  # a hub id that is none: loading it as a model says so
         return None
     if found is None:

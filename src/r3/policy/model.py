@@ -70,7 +70,12 @@ class Policy:
         if adapters is not None and base is not None:
             adapters = replace(adapters, base=base)
         device = pick_device(settings)
-        inner = _whole_model(path, adapters, settings, dtype=pick_dtype(settings, device)).to(device)
+        dtype = pick_dtype(settings, device)
+        inner = _whole_model(path, adapters, settings, dtype=dtype)
+        if adapters is None and getattr(inner, "_hf_peft_config_loaded", False):  # just fetched from the hub
+            adapters = adapters_in(path, settings)
+            inner = _whole_model(path, adapters, settings, dtype=dtype)
+        inner = inner.to(device)
         tokenizer = _tokenizer_of(path, adapters, settings)
         if adapters is not None and not settings.lora.enabled:
             inner = merged(inner, adapters, settings)
