@@ -133,7 +133,7 @@ class SandboxedSettings(TaskSettings):
     workers: int = Field(2, ge=1)
     """How many answers are run at a time."""
     seconds: float = Field(5.0, gt=0)
-    """Wall time for an answer and all its tests, or for one run of a program."""
+    """CPU time for an answer and all its tests, or for one run of a program; three times as much by the clock."""
     memory_mb: int = Field(512, ge=128)
     """Memory that an answer may take."""
     graded: bool = False

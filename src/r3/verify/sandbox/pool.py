@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from r3.verify.base import VerifierError
 from r3.verify.sandbox.inside import pipe
+from r3.verify.sandbox.inside.remote import WALL
 
 Walls = Literal["auto", "namespaces", "landlock", "none"]
 _MODES = {"auto": ("root", "user", "landlock"), "namespaces": ("root", "user"), "landlock": ("landlock",)}
@@ -43,7 +44,7 @@ class SandboxSettings:
     walls: Walls = "auto"
     workers: int = 2
     seconds: float = 5.0
-    """Wall time for an answer and all its tests, or for one run of a program."""
+    """CPU time for an answer and all its tests, or for one run of a program; three times as much by the clock."""
     memory_mb: int = 512
     output_kb: int = 1024
     """What an answer may print, and the largest file it may write."""
@@ -227,7 +228,7 @@ class _Worker:
 
     def ask(self, message: dict[str, Any], runs: int) -> dict[str, Any] | None:
         """What the tests' process says of a job; None if it was ended before it said anything."""
-        limit = self._settings.seconds * runs + _GRACE
+        limit = self._settings.seconds * WALL * runs + _GRACE
         ours, theirs = socket.socketpair()
         try:
             with ours, theirs:
@@ -263,7 +264,7 @@ class _Worker:
 def _exchanged(channel: socket.socket, message: dict[str, Any], deadline: float) -> dict[str, Any] | None:
     try:
         pipe.send(channel.fileno(), message)
-        reply = pipe.receive(channel.fileno(), deadline)
+        reply = pipe.receive(channel.fileno(), pipe.until(deadline))
     except (EOFError, TimeoutError, BrokenPipeError, ConnectionResetError):
         return None
     return reply if isinstance(reply, dict) else None

@@ -133,7 +133,7 @@ def _reachable() -> bool:
 def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, file_kb: int, files: int) -> None:
     """The last walls, in a process that is about to run an answer or its tests."""
     megabyte = 2**20
-    cpu = math.ceil(seconds) + 1  # the wall time ends first; this is for when nothing is left to watch it
+    cpu = math.ceil(seconds) + 1  # the tests' process looks at the time; this is for when nothing does
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     for name, value in (
         (resource.RLIMIT_CPU, cpu),

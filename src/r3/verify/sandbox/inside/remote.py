@@ -6,13 +6,27 @@ import builtins
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import pipe
 from .plain import NotPlain, pack, unpack
 
 # Raised by a call, these would not end a test but steer it: a loop that asks the answer would stop as if it were done.
 _STEERING = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
+WALL = 3
+"""Seconds of the clock for each second of CPU time."""
+_OF_A_PROCESS = 2  # in a clock's number: the CPU time of a process (Linux's include/linux/posix-timers.h)
+
+
+class Run(NamedTuple):
+    """The tests' ends of one answer's process."""
+
+    pid: int
+    channel: int
+    stdin: int
+    output: int
 
 
 class AnswerGone(BaseException):
@@ -26,17 +40,20 @@ class AnswerError(RuntimeError):
 class Connection:
     """Questions to one answer's process, all within one deadline."""
 
-    def __init__(self, channel: int, seconds: float) -> None:
-        self.channel = channel
-        self.deadline = time.monotonic() + seconds
+    def __init__(self, run: Run, seconds: float) -> None:
+        self.run = run
+        # Time of the answer's own, since on a busy machine others take some; more of the clock's, for what only waits.
+        self._clock = (~run.pid << 3) | _OF_A_PROCESS
+        self._cpu_end = time.clock_gettime(self._clock) + seconds
+        self._end = time.monotonic() + WALL * seconds
         self.gone = ""
         """Why nothing can be asked any more; no test passes after that, even one that hides the exception."""
 
     def ask(self, *question: Any) -> dict[str, Any]:
         if not self.gone:
             try:
-                pipe.send(self.channel, question)
-                reply = pipe.receive(self.channel, self.deadline)
+                pipe.send(self.run.channel, question)
+                reply = pipe.receive(self.run.channel, self._left)
                 if isinstance(reply, dict):
                     return reply
                 self.gone = "crashed"
@@ -45,6 +62,10 @@ class Connection:
             except (EOFError, OSError):
                 self.gone = "crashed"
         raise AnswerGone(self.gone)
+
+    def _left(self) -> float:
+        cpu = self._cpu_end - time.clock_gettime(self._clock)
+        return min(cpu, self._end - time.monotonic())
 
     def value(self, *question: Any) -> Any:
         """The value that a question has, or the exception that the answer raised."""

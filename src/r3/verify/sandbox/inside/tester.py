@@ -15,18 +15,10 @@ from typing import Any, NamedTuple
 
 from .names import GOT, KeepLeft, resolve
 from .plain import NotPlain
-from .remote import AnswerGone, Connection, Remote
+from .remote import AnswerGone, Connection, Remote, Run
 
 _SHOWN_SOURCE, _SHOWN_VALUE, _SHOWN_OUTPUT, _SHOWN_LINES = 300, 200, 400, 6
 _TEST_FILE = "<test>"
-
-
-class Run(NamedTuple):
-    """The tests' ends of one answer's process."""
-
-    channel: int
-    stdin: int
-    output: int
 
 
 class Failure(NamedTuple):
@@ -55,7 +47,7 @@ def _functions(job: dict[str, Any], run: Run, seconds: float, output_limit: int)
         names, preparation, programs = _prepared(job)
     except (SyntaxError, ValueError, RecursionError, ImportError) as error:
         return _verdict(0, total, Failure("bad test", f"The tests cannot be run: {type(error).__name__}: {error}"))
-    connection = Connection(run.channel, seconds)
+    connection = Connection(run, seconds)
     for name, source in names.items():
         if source is None:
             names[name] = Remote(connection, ["global", name], "function")
@@ -168,7 +160,7 @@ def _programs(job: dict[str, Any], runs: list[Run], seconds: float, output_limit
     for place, ((given, expected), run) in enumerate(zip(tests, runs, strict=True), 1):
         os.pwrite(run.stdin, given.encode("utf-8", "replace"), 0)
         what = f"Test {place} of {len(tests)}" if len(tests) > 1 else "The test"
-        connection = Connection(run.channel, seconds)
+        connection = Connection(run, seconds)
         failure = _loaded(connection, job, "__main__")
         printed = _text(run.output, output_limit)
         if failure is None or failure.reason in ("exit", "crashed"):  # it may end as it likes, `os._exit` included

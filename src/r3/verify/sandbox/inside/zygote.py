@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import answer, landlock, layers, linux, pipe, seccomp, tester
+from . import answer, landlock, layers, linux, pipe, remote, seccomp, tester
 
 # What answers import, loaded before the walls go up: also extension modules whose libraries lie outside Python's.
 _WARM = (
@@ -139,14 +139,14 @@ class Zygote:
             ours, theirs = socket.socketpair()
             stdin, output = os.memfd_create("stdin"), os.memfd_create("output")
             room = str(place) if runs > 1 else "."
-            self._fork(partial(self._answer, theirs.fileno(), stdin, output, room))
+            pid = self._fork(partial(self._answer, theirs.fileno(), stdin, output, room))
             theirs.close()
-            ends.append(tester.Run(ours.detach(), stdin, output))
+            ends.append(remote.Run(pid, ours.detach(), stdin, output))
         judge = self._fork(lambda: self._tests(job, ends))
-        for handle in (job, *(handle for end in ends for handle in end)):
+        for handle in (job, *(handle for end in ends for handle in end[1:])):
             os.close(handle)
         ended = os.pidfd_open(judge)
-        select.select([ended], [], [], self.limits["seconds"] * runs + _GRACE)
+        select.select([ended], [], [], self.limits["seconds"] * remote.WALL * runs + _GRACE)
         os.close(ended)
         self._end_all()
         if self.mode in ("root", "user"):
@@ -160,9 +160,9 @@ class Zygote:
         answer.become(channel, stdin, output)
         answer.serve(3)
 
-    def _tests(self, job: int, ends: list[tester.Run]) -> None:
+    def _tests(self, job: int, ends: list[remote.Run]) -> None:
         limits = self.limits
-        seconds = limits["seconds"] * len(ends) + _GRACE
+        seconds = limits["seconds"] * remote.WALL * len(ends) + _GRACE
         self._confine(self.user + 1, seconds, _LARGEST_INPUT_KB, _TESTS_FILES)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)  # what a test prints is nobody's
