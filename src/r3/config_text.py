@@ -25,7 +25,7 @@ def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
         return f"{key}: no such setting; {hint}"
     reason = str(problem["msg"]).removeprefix("Value error, ")
     given = problem.get("input")
-    shown = "" if isinstance(given, dict) else f" (got {given!r})"
+    shown = "" if isinstance(given, dict) else f" (got {repr(given)[:200]})"
     return f"{key}: {reason}{shown}"
 
 

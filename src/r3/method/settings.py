@@ -19,7 +19,8 @@ def _from_preset(given: Any, presets: dict[str, dict[str, Any]], default: str) -
     if not isinstance(given, dict):
         return given
     # An unknown name falls through with its value: the field's own validation then lists the valid ones.
-    return _overlay(presets.get(given.get("name", default), {}), given)
+    name = given.get("name", default)
+    return _overlay(presets.get(name, {}) if isinstance(name, str) else {}, given)
 
 
 def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

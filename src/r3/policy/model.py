@@ -239,4 +239,10 @@ def _with_lora(base: PreTrainedModel, settings: ModelSettings, adapters_from: Pa
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         if adapters_from is not None:
             return PeftModel.from_pretrained(base, str(adapters_from), is_trainable=True)
-        return get_peft_model(base, config)
+        try:
+            return get_peft_model(base, config)
+        except ValueError as error:
+            first = str(error).split("\n")[0]
+            raise ConfigError(
+                f"model.lora.targets={lora.targets}: {first[:300]}; 'all-linear' fits every model"
+            ) from error

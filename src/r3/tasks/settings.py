@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,9 +15,11 @@ class TaskSettings(Settings):
     name: Literal["arithmetic", "graded-arithmetic", "reasoning-gym", "file"] = "arithmetic"
     """'arithmetic' is for the embedded model, 'graded-arithmetic' the like for any chat model; 'reasoning-gym' has
     puzzles of many families (needs r3-rl[reasoning-gym]); 'file' reads a file of yours or a maths set by name."""
-    difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
+    difficulty: list[Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=lambda: [3, 4, 5, 6, 7, 8], max_length=1000
+    )
     """arithmetic, graded-arithmetic: how many terms the sums have."""
-    size: int = Field(256, ge=1)
+    size: int = Field(256, ge=1, le=1_000_000)
     """Made tasks (all but file): how many training problems."""
     split: Literal["train", "warm"] = "train"
     """graded-arithmetic, reasoning-gym: which problems to train on; 'warm' are others, for a supervised warm start."""
@@ -43,7 +45,7 @@ class TaskSettings(Settings):
     """With pass_rates_from: leave out problems that were solved more seldom than this; above 0, those never solved."""
     max_pass_rate: float = Field(1.0, ge=0, le=1)
     """With pass_rates_from: leave out problems that were solved more often than this."""
-    heldout: int = Field(512, ge=0)
+    heldout: int = Field(512, ge=0, le=1_000_000)
     """How many problems are kept apart for evaluation."""
     id_column: str = "id"
     """file: column of the stable query id; where it is missing the id is a hash of the question."""
