@@ -7,7 +7,12 @@ Exit codes: 0 done · 1 failed while running · 2 bad input, nothing was started
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -45,17 +50,23 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal or file that knows only ASCII gets ? and escapes for the rest
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     arguments = _parsed(argv)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
     except KeyboardInterrupt:
         print("r3: stopped at once; what was not checkpointed is lost", file=sys.stderr)
-        return SIGNALS["SIGINT"]
+        code = SIGNALS["SIGINT"]
     except BrokenPipeError:  # `r3 … | head`
-        sys.stderr.close()
-        return FAILED
+        code = FAILED
     except (R3Error, FloatingPointError) as error:
-        return _explained(error)
+        code = _explained(error)
+    except Exception as error:  # noqa: BLE001  # a bug: kept for whoever mends it, not poured over the screen
+        code = _unexpected(error)
+    _flush()
+    return code
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -73,6 +84,32 @@ def _explained(error: R3Error | FloatingPointError) -> int:
     """The error's message without a traceback; returns the exit code."""
     print(*(f"r3: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
     return error.exit_code if isinstance(error, R3Error) else DIVERGED
+
+
+def _unexpected(error: Exception) -> int:
+    """One line on an error that nobody foresaw, its traceback in a file; returns the exit code."""
+    told = " ".join(str(error).split())[:300]
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="r3-traceback-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            traceback.print_exception(error, file=file)
+        where = f"the traceback is in {file.name}"
+    except OSError as refused:
+        where = f"its traceback could not be written ({refused.strerror})"
+    print(f"r3: unexpected {type(error).__name__}: {told}; {where}, please report it", file=sys.stderr)
+    return FAILED
+
+
+def _flush() -> None:
+    """Hand over what was printed. Where nobody reads any more, Python's own attempt would change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

@@ -25,6 +25,7 @@ from r3.run.settings import RunSettings
 from r3.settings import Settings
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
+from r3.yaml_text import load_yaml
 
 Tree = TypeVar("Tree", bound=BaseModel)
 
@@ -104,14 +105,14 @@ def embedded_recipe() -> dict[str, Any]:
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe file as a plain mapping."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise ConfigError(f"cannot read recipe {path}: not a file; recipes live in recipes/")
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read recipe {path}: {error.strerror}; recipes live in recipes/") from error
-    try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, as is a zero byte in a path
+        reason = getattr(error, "strerror", None) or f"not UTF-8 text ({error})"
+        raise ConfigError(f"cannot read recipe {path}: {reason}; recipes live in recipes/") from error
+    given = load_yaml(text, str(path))
     if given is None:
         return {}
     if not isinstance(given, dict):
@@ -144,10 +145,7 @@ def apply_override(given: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"an override is written key=value, e.g. method.replay=off, not {override!r}")
-    try:
-        value = yaml.safe_load(text) if text else None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{key}: {text!r} is not a valid value: {' '.join(str(error).split())}") from error
+    value = load_yaml(text, f"{key}={text[:200]}") if text else None
     if isinstance(value, str):
         value = _number(value)
     *sections, last = key.strip().split(".")

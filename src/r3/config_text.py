@@ -26,7 +26,7 @@ def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
         key, reason = f"{key}.name", f"one of {problem['ctx']['expected_tags']} is needed"
         return f"{key}: {reason} (got {problem['ctx']['tag']!r})"
     given = problem.get("input")
-    shown = "" if isinstance(given, dict) else f" (got {given!r})"
+    shown = "" if isinstance(given, dict) else f" (got {repr(given)[:200]})"
     return f"{key}: {reason}{shown}"
 
 

@@ -29,7 +29,7 @@ def rows_of(folder: Path, *changed: tuple[int, dict[str, Any]]) -> list[dict[str
 def test_a_question_with_two_answers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(tmp_path, (3, {"problem": "What is 0 + 0?"}))
     line = refused(capsys, *train(tmp_path, rows))
-    assert "1 rows ask what another row asks and have another answer, e.g. ids 'q0' ('0') and 'q3' ('60')" in line
+    assert "row 4: the question of row 1 with another answer ('60', there '0')" in line
     assert not (tmp_path / "run").exists()
     rows = rows_of(tmp_path, (3, {"id": "q0"}))
     assert "row 4: id 'q0' appears twice" in refused(capsys, *train(tmp_path, rows))

@@ -21,7 +21,8 @@ def _from_preset(given: Any, presets: Mapping[Any, Mapping[str, Any]], default: 
     if not isinstance(given, dict):
         return given
     # An unknown name falls through with its value: the field's own validation then lists the valid ones.
-    return _overlay(presets.get(str(given.get("name", default)), {}), given)
+    name = given.get("name", default)
+    return _overlay(presets.get(name, {}) if isinstance(name, str) else {}, given)
 
 
 def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -280,4 +280,10 @@ def _new_adapters(base: PreTrainedModel, settings: ModelSettings) -> Any:
         task_type="CAUSAL_LM",
     )
     with quiet():
-        return get_peft_model(base, config)
+        try:
+            return get_peft_model(base, config)
+        except ValueError as error:
+            first = str(error).split("\n")[0]
+            raise ConfigError(
+                f"model.lora.targets={lora.targets}: {first[:300]}; 'all-linear' fits every model"
+            ) from error

@@ -27,7 +27,6 @@ class FileTask:
         if settings.heldout_path is None:
             queries, heldout = _cut(queries, settings)
         self.train: Sequence[Query] = _selected(queries, settings, length)
-        _refuse_contradictions(self.train, settings)
         self.heldout: Sequence[Query] = heldout
         self._maths = MathVerifier() if settings.verifier == "math" else None
         self._function = None if settings.verifier in ("math", "boxed") else _function(settings)
@@ -39,7 +38,7 @@ class FileTask:
             return boxed_verdict(query, completion)
         try:
             return self._function.verify(completion, query.answer, columns=query.columns)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TaskError(
                 f"task.verifier={self._settings.verifier} raised {type(error).__name__} ({error}) on query "
                 f"{query.id!r}; mend it, or set task.caged=true to count such answers as wrong"
@@ -105,24 +104,16 @@ def _selected(queries: list[Query], settings: FileSettings, length: Callable[[Qu
     return kept
 
 
-def _refuse_contradictions(queries: Sequence[Query], settings: FileSettings) -> None:
-    """One question with two reference answers: whatever is learnt under one id is wrong under the other."""
-    first: dict[object, Query] = {}
-    against = [(other, query) for query in queries if (other := first.setdefault(query.prompt, query)) is not query]
-    differing = [(one, other) for one, other in against if one.answer != other.answer]
-    if differing:
-        one, other = differing[0]
-        raise TaskError(
-            f"{settings.path}: {len(differing)} rows ask what another row asks and have another answer, e.g. ids "
-            f"{one.id!r} ({one.answer!r}) and {other.id!r} ({other.answer!r}); keep one of each"
-        )
-
-
 def _function(settings: FileSettings) -> FunctionVerifier:
     try:
         return FunctionVerifier(settings.verifier, caged=settings.caged)
     except VerifierError as error:
         raise TaskError(f"task.verifier={error}; or write 'math' or 'boxed'") from error
+    except (Exception, SystemExit) as error:  # whatever a module of the user's does when it is imported
+        told = " ".join(str(error).split())[:200]
+        raise TaskError(
+            f"task.verifier={settings.verifier}: importing it raised {type(error).__name__} ({told}); mend the module"
+        ) from error
 
 
 def boxed_verdict(query: Query, completion: str) -> Verdict:

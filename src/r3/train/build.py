@@ -168,8 +168,15 @@ def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
 
 def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> int:
     """Every prompt can be built and fits the model's context with the response; returns the longest prompt's tokens."""
-    check_template(config, any(not isinstance(query.prompt, str) for query in task.train), tokenizer)
-    longest, query_id = max((len(plain_prompt(query, tokenizer)), query.id) for query in task.train)
+    queries = [*task.train, *task.heldout]
+    check_template(config, any(not isinstance(query.prompt, str) for query in queries), tokenizer)
+    lengths = [len(plain_prompt(query, tokenizer)) for query in queries]
+    if not min(lengths):
+        empty = queries[lengths.index(0)].id
+        raise TaskError(
+            f"the prompt of query {empty!r} has no tokens: give the problem a text that the tokenizer knows"
+        )
+    longest, query_id = max((length, query.id) for length, query in zip(lengths, queries, strict=True))
     room = config.rollout.max_tokens
     if max_context is not None and longest + room > max_context:
         raise ConfigError(

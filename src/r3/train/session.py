@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,12 +136,13 @@ def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world:
 
 def run_path(config: Config) -> Path:
     """run.dir with its names filled in."""
-    try:
-        name = config.run.dir.format(method=config.method.name, task=config.task.name, seed=config.run.seed)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in"
-        ) from error
+    names = {"{method}": config.method.name, "{task}": config.task.name, "{seed}": str(config.run.seed)}
+    # Not str.format: it also takes widths, and {seed:9999999999} is a name of ten gigabytes.
+    name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], config.run.dir)
+    if "{" in name or "}" in name:
+        raise ConfigError(f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in")
+    if not name or len(name) > 4000 or any(len(os.fsencode(part)) > 255 for part in Path(name).parts):
+        raise ConfigError(f"run.dir={name[:100]}: no name that a directory can have; choose a shorter one")
     return Path(name)
 
 
