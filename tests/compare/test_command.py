@@ -20,6 +20,7 @@ from r3.compare.records import condense, read_records
 from r3.compare.report import markdown
 from r3.compare.runner import held
 from r3.run import RunError
+from r3.view.metrics import MetricsTail
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900
@@ -80,6 +81,15 @@ def test_every_cell_spends_its_tokens_and_is_evaluated_on_the_grid(compared: tup
             assert sum(right > 0 for right in point["right"]) / 4 == point["pass@4"]
     assert printed.count("held-out pass@1") == 4  # no cell was run twice
     assert not list((out / "cells").glob("*/*/checkpoints/*"))
+
+
+def test_results_of_each_problem_are_no_chart(compared: tuple[Path, Path, str]) -> None:
+    path = compared[1] / "cells" / "r3" / "seed-0" / "metrics.jsonl"
+    assert any("heldout/right_each" in line for line in read_metrics(path.parent))
+    tail = MetricsTail(path)
+    tail.refresh()
+    assert "heldout/right" in tail.columns
+    assert "heldout/right_each" not in tail.columns
 
 
 def test_cells_with_one_seed_start_from_the_same_accuracy(compared: tuple[Path, Path, str]) -> None:
