@@ -171,7 +171,7 @@ def queries_of(
         query_id = _query_id(row, columns.id, problem, at)
         if query_id in queries:
             raise TaskError(f"{at}: id {query_id!r} appears twice; ids must be unique")
-        answer = "" if columns.answer == TESTS else _text(row, columns.answer, at, (str, int, float))
+        answer = _tests(row, at) if columns.answer == TESTS else _text(row, columns.answer, at, (str, int, float))
         other, first = answers.setdefault(problem, (answer, number))
         if other != answer:
             raise TaskError(
@@ -197,6 +197,13 @@ def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ..
     if isinstance(value, float) and not math.isfinite(value):
         raise TaskError(f"{where}: {value} in column {column!r} is no answer; remove the row")
     return _whole(str(value), column, where)
+
+
+def _tests(row: Mapping[str, Any], where: str) -> str:
+    """Nothing: what judges a program are the tests themselves, which must be there."""
+    if row.get(TESTS) in (None, ""):
+        raise TaskError(f"{where}: nothing in column {TESTS!r} (there are {', '.join(map(str, row))[:300]})")
+    return ""
 
 
 def _query_id(row: Mapping[str, Any], column: str, problem: str, where: str) -> str:
