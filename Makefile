@@ -24,7 +24,7 @@ setup: $(READY) ## make .venv and install r3 into it
 demo: $(READY) ## train the bundled model with R³ on two CPU cores (about three minutes)
 	$(BIN)/r3 train run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3.py (about two minutes)
+nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3.py (two to three minutes)
 	$(BIN)/python examples/nano_r3.py
 
 compare: $(READY) ## six methods, five seeds, the bundled model: about half an hour on two CPU cores; go on with it by the same
