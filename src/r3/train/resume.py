@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "run.",
     "evaluate.every",
     "rollout.max_rows",
+    "rollout.server",
 )
 MAY_NOT_CHANGE = ("run.seed",)
 
