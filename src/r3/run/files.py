@@ -119,7 +119,8 @@ class AppendFile:
         self.path = path
         self._durable = durable
         try:
-            self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe is refused at once
+            self._fd: int | None = os.open(path, flags, 0o644)
         except OSError as error:
             raise write_failed(path, error, "an empty file") from error
 
