@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo nano compare results test lint format types pytest browser test-gpu verl-env test-verl vllm-env \
+.PHONY: help setup demo nano compare results test lint format types pytest torture browser test-gpu verl-env test-verl vllm-env \
   test-vllm clean
 
 help:
@@ -48,6 +48,11 @@ types: $(READY) ## mypy --strict on src/
 
 pytest: $(READY) ## the tests alone
 	$(BIN)/pytest -n 2
+
+SEED ?= 0
+SCALE ?= 1
+torture: $(READY) ## seeded faults, far more than the tests try; prints a table of tried and held (SEED=0, SCALE=1)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --seed $(SEED) --scale $(SCALE)
 
 # verl pins other versions than ours of what both use: its tests have an environment of their own.
 VERL := .venv-verl

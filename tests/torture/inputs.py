@@ -23,10 +23,14 @@ SECONDS = 60
 """After which a command line counts as hanging; the slowest takes one or two."""
 
 
+class Hangs(BaseException):
+    """Not an Exception, and above all no OSError: nobody may take it for an error of theirs."""
+
+
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
     def ended(*_: Any) -> None:
-        raise TimeoutError(f"no answer within {SECONDS} s")
+        raise Hangs(f"no answer within {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, ended)
     signal.alarm(SECONDS)

@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_training(config: object, arguments: argparse.Namespace) -> int:
+    import contextlib
     import logging
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
@@ -80,5 +81,6 @@ def _run_training(config: object, arguments: argparse.Namespace) -> int:
     if finished is None:  # not the process that leads
         return 0
     if not arguments.quiet and finished.stopped_by is None:
-        print_report(finished.directory)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: the run is finished all the same
+            print_report(finished.directory)
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]
