@@ -32,6 +32,7 @@ from r3.run import (
 )
 from r3.train.build import Parts, build
 from r3.train.loop import Trainer
+from r3.train.metrics import alarms
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
 from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
@@ -247,6 +248,8 @@ class _Session:
             metrics |= self._evaluation()
         self._save_rollouts(step, result)
         self._record(step, metrics)
+        for told in alarms(metrics, len(result.samples)):
+            log.warning("step %d: %s", step, told)
         if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens a step as so far
             progress.total = min(self.total_steps, max(step, round(step * self.config.train.tokens / self.tokens)))
         progress.update(step, metrics)
