@@ -73,8 +73,8 @@ def _run_training(config: object, arguments: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
     from r3.config import Config
-    from r3.train.report import print_report
     from r3.train.session import train
+    from r3.train.summary import print_report
 
     assert isinstance(config, Config)
     finished = train(config, arguments.resume, allow_changed_data=arguments.allow_changed_data)

@@ -32,12 +32,12 @@ from r3.run import (
 )
 from r3.train.build import Parts, build
 from r3.train.loop import Trainer
-from r3.train.metrics import alarms
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
 from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
 from r3.train.sampler import Sampler
 from r3.train.state import restore, save
+from r3.train.step_metrics import alarms
 from r3.train.stream import QueryStream
 
 log = logging.getLogger(__name__)
