@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo compare results test lint format types pytest browser test-gpu verl-env test-verl clean
+.PHONY: help setup demo nano compare results test lint format types pytest torture browser test-gpu verl-env test-verl vllm-env \
+  test-vllm clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -23,11 +24,14 @@ setup: $(READY) ## make .venv and install r3 into it
 demo: $(READY) ## train the bundled model with R³ on two CPU cores (about three minutes)
 	$(BIN)/r3 train run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
 
+nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3.py (two to three minutes)
+	$(BIN)/python examples/nano_r3.py
+
 compare: $(READY) ## six methods, five seeds, the bundled model: about half an hour on two CPU cores; go on with it by the same
 	$(BIN)/r3 compare recipes/compare-embedded.yaml --seeds 5 --tokens 240000 --evaluations 5 --jobs 2
 
-results: $(READY) ## write docs/results.md and docs/pilots.md again from their raw files
-	$(BIN)/python docs/make_results.py
+results: $(READY) ## write docs/results.md, its pages and docs/pilots.md again from their raw files
+	$(BIN)/python tools/make_results.py
 
 test: lint types pytest ## set up, lint, type-check, run the tests
 
@@ -44,6 +48,11 @@ types: $(READY) ## mypy --strict on src/
 
 pytest: $(READY) ## the tests alone
 	$(BIN)/pytest -n 2
+
+SEED ?= 0
+SCALE ?= 1
+torture: $(READY) ## seeded faults, far more than the tests try; prints a table of tried and held (SEED=0, SCALE=1)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --seed $(SEED) --scale $(SCALE)
 
 # verl pins other versions than ours of what both use: its tests have an environment of their own.
 VERL := .venv-verl
@@ -64,6 +73,24 @@ test-verl: verl-env ## the verl plugin in verl's own trainer, on a local Ray wit
 	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
 	  tests/integrations/verl tests/integrations/test_contract.py tests/verify/test_policy.py
 
+# vLLM wants versions of its own of much that it shares with us, and its build for CPUs is another package.
+VLLM := .venv-vllm
+VLLM_NEEDS := tests/rollout/vllm/requirements.txt
+
+$(VLLM)/.ready: $(VLLM_NEEDS) pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -c 'import torch' 2>/dev/null || $(VLLM)/bin/pip install --quiet 'torch==2.13.0'
+	$(VLLM)/bin/pip install --quiet --no-deps -r $(VLLM_NEEDS)
+	$(VLLM)/bin/pip install --quiet --no-deps -e .
+	touch $@
+
+vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines run
+
+test-vllm: vllm-env ## the vLLM engines with the real vLLM on a CPU: in the trainer's process, and two servers
+	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
+	  tests/rollout/vllm
+
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
 
@@ -77,4 +104,4 @@ browser: ## install Debian's Chromium where there is none and we are root: the t
 	fi
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -48,7 +48,7 @@ class Prompt:
     query: Query
     epoch: int
     position: int
-    """Its query's place in the batch."""
+    """Its query's index in the batch."""
     tokens: IntArray
     text: PromptText
     """The same before it was tokenized, for trainers that tokenize themselves."""

@@ -14,16 +14,18 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from r3.buffer.settings import BufferSettings
-from r3.config_text import explain
+from r3.config_text import describe, explain
 from r3.errors import ConfigError
 from r3.evaluate.settings import EvaluateSettings
-from r3.method.settings import MethodSettings, RewardSettings
+from r3.method.presets import reset, reset_objective
+from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
 from r3.policy.settings import ModelSettings
 from r3.rollout.settings import RolloutSettings
 from r3.run.settings import RunSettings
 from r3.settings import Settings
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
+from r3.yaml_text import load_yaml
 
 Tree = TypeVar("Tree", bound=BaseModel)
 
@@ -51,6 +53,15 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _the_reward_fits_the_method(self) -> Config:
+        if self.method.advantage.scale == "mean" and self.reward.of(self.method.name).overlong.enabled:
+            raise ValueError(
+                "method.advantage.scale=mean divides by the mean reward, which reward.overlong can make 0 or negative: "
+                "set reward.overlong=off, or another scale"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_needs_an_end(self) -> Config:
         if self.train.tokens is not None and self.train.decay != "constant":
             raise ValueError(
@@ -58,6 +69,17 @@ class Config(Settings):
                 "set train.decay=constant, or train.steps instead of train.tokens"
             )
         return self
+
+    def settled(self) -> Config:
+        """With everything filled in that one section leaves to another: what a run computes with.
+
+        What it writes down is the config as it is, so that another method can be named over it later.
+        """
+        objective = self.method.objective
+        if objective.constant_length is None:
+            objective = objective.model_copy(update={"constant_length": self.rollout.max_tokens})
+        method = self.method.model_copy(update={"objective": objective})
+        return self.model_copy(update={"method": method, "reward": self.reward.of(method.name)})
 
 
 def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -83,14 +105,14 @@ def embedded_recipe() -> dict[str, Any]:
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe file as a plain mapping."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise ConfigError(f"cannot read recipe {path}: not a file; recipes live in recipes/")
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read recipe {path}: {error.strerror}; recipes live in recipes/") from error
-    try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, as is a zero byte in a path
+        reason = getattr(error, "strerror", None) or f"not UTF-8 text ({error})"
+        raise ConfigError(f"cannot read recipe {path}: {reason}; recipes live in recipes/") from error
+    given = load_yaml(text, str(path))
     if given is None:
         return {}
     if not isinstance(given, dict):
@@ -115,14 +137,15 @@ def validate_as(tree: type[Tree], given: Mapping[str, Any], under: str = "") -> 
 
 
 def apply_override(given: dict[str, Any], override: str) -> None:
-    """Set one dotted key in a plain mapping; `method=grpo` picks a preset and keeps the section's other settings."""
+    """Set one dotted key in a plain mapping.
+
+    `method=grpo` picks a preset: what it governs (`presets.GOVERNED`) starts from it anew, whatever stood there before;
+    the section's other settings stay, and later overrides lie over it. So does `method.objective=gspo`.
+    """
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"an override is written key=value, e.g. method.replay=off, not {override!r}")
-    try:
-        value = yaml.safe_load(text) if text else None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{key}: {text!r} is not a valid value: {' '.join(str(error).split())}") from error
+    value = load_yaml(text, f"{key}={text[:200]}") if text else None
     if isinstance(value, str):
         value = _number(value)
     *sections, last = key.strip().split(".")
@@ -133,6 +156,8 @@ def apply_override(given: dict[str, Any], override: str) -> None:
             below = {} if below is None else {"enabled": below} if isinstance(below, bool) else {"name": below}
             place[section] = below
         place = below
+    if isinstance(value, str) and _names_a_preset(given, [*sections, last], value):
+        return
     if isinstance(place.get(last), dict) and not isinstance(value, dict):
         place[last]["enabled" if isinstance(value, bool) else "name"] = value
     else:
@@ -141,12 +166,37 @@ def apply_override(given: dict[str, Any], override: str) -> None:
         given["task"] = of_its_family(given["task"])
 
 
+def _names_a_preset(given: dict[str, Any], path: list[str], name: str) -> bool:
+    """Name the preset at `method` or `method.objective` (or its `.name`), if `path` is that; whether it is."""
+    section = path[:-1] if path[-1] == "name" else path
+    if section not in (["method"], ["method", "objective"]):
+        return False
+    place = given
+    for part in section:
+        below = place.get(part)
+        place[part] = below if isinstance(below, dict) else {}  # a short form names what is replaced
+        place = place[part]
+    (reset if section == ["method"] else reset_objective)(place, name)
+    return True
+
+
 def _number(text: str) -> str | float:
     """1e-5 is a number to people, though not to YAML 1.1 (which wants 1.0e-5)."""
     try:
         return float(text) if "e" in text.lower() and any(c.isdigit() for c in text) else text
     except ValueError:
         return text
+
+
+def changes(config: Config) -> str:
+    """As `describe`, but only what differs from the defaults and from the presets that are named."""
+    method = config.method
+    preset = MethodSettings(name=method.name)
+    objective = preset.objective
+    if method.objective.name != objective.name:  # another is named: only its name and what differs from it
+        objective = ObjectiveSettings(name=method.objective.name).model_copy(update={"name": objective.name})
+    beside = preset.model_copy(update={"name": MethodSettings().name, "objective": objective})
+    return describe(config, beside=Config().model_copy(update={"method": beside}))
 
 
 def dump(config: Config) -> str:

@@ -26,7 +26,7 @@ def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
         key, reason = f"{key}.name", f"one of {problem['ctx']['expected_tags']} is needed"
         return f"{key}: {reason} (got {problem['ctx']['tag']!r})"
     given = problem.get("input")
-    shown = "" if isinstance(given, dict) else f" (got {given!r})"
+    shown = "" if isinstance(given, dict) else f" (got {repr(given)[:200]})"
     return f"{key}: {reason}{shown}"
 
 
@@ -86,14 +86,17 @@ def _sections(field: FieldInfo) -> dict[str, type[BaseModel]]:
     return found
 
 
-def describe(config: BaseModel, indent: str = "") -> str:
-    """The resolved config as YAML, each setting under its help text."""
+def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = None) -> str:
+    """The resolved config as YAML, each setting under its help text; with `beside`, only where it differs from that."""
     lines: list[str] = []
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
+        other = None if beside is None else getattr(beside, name)
+        if beside is not None and value == other:
+            continue
         if isinstance(value, BaseModel):
             help_text = (type(value).__doc__ or "").split("\n")[0]
-            lines += [f"{indent}# {help_text}", f"{indent}{name}:", describe(value, indent + "  ")]
+            lines += [f"{indent}# {help_text}", f"{indent}{name}:", describe(value, indent + "  ", beside=other)]
             continue
         lines.append(f"{indent}# {' '.join((field.description or '').split())}{_choices(field)}")
         if isinstance(value, str) and "\n" in value:  # JSON's quoting is YAML's too, and keeps it on one line

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+
+MOST = 2**53
+"""No whole number of a setting may be above this: what floats, torch and SQLite all hold exactly."""
+_NUMBERS = {str(kind) for kind in (int, float, int | None, float | None)}
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
 
 
 class Settings(BaseModel):
     """Base of all settings: frozen, unknown keys refused, the docstring under a field is its help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """What pydantic would take for something else, or nothing behind it could use, is refused."""
+        annotation = str(cls.model_fields[info.field_name or ""].annotation)
+        if isinstance(value, bool) and annotation in _NUMBERS:
+            raise ValueError("must be a number, not true or false")
+        if isinstance(value, str) and not _is_text(value):
+            raise ValueError("holds a zero byte or half a character (a lone surrogate)")
+        if isinstance(value, int | float) and MOST < abs(value) < math.inf:
+            raise ValueError(f"beyond {MOST:,}")
+        return value
 
 
 class Switchable(Settings):

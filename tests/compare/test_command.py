@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from r3.cli import main
+from r3.compare.analysis import Comparison
+from r3.compare.records import condense, read_records
+from r3.compare.report import markdown
 from r3.compare.runner import held
+from r3.run import RunError
+from r3.view.columns import MetricsTail
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900
@@ -70,8 +75,21 @@ def test_every_cell_spends_its_tokens_and_is_evaluated_on_the_grid(compared: tup
             assert line["tokens/total"] == running
         assert record["problems"] == 4
         assert record["k"] == 4
+        for point in record["evaluations"]:  # the results of each problem, which intervals over problems need
+            assert len(point["right"]) == 4
+            assert sum(point["right"]) / 16 == pytest.approx(point["pass@1"], rel=1e-5)
+            assert sum(right > 0 for right in point["right"]) / 4 == point["pass@4"]
     assert printed.count("held-out pass@1") == 4  # no cell was run twice
     assert not list((out / "cells").glob("*/*/checkpoints/*"))
+
+
+def test_results_of_each_problem_are_no_chart(compared: tuple[Path, Path, str]) -> None:
+    path = compared[1] / "cells" / "r3" / "seed-0" / "metrics.jsonl"
+    assert any("heldout/right_each" in line for line in read_metrics(path.parent))
+    tail = MetricsTail(path)
+    tail.refresh()
+    assert "heldout/right" in tail.columns
+    assert "heldout/right_each" not in tail.columns
 
 
 def test_cells_with_one_seed_start_from_the_same_accuracy(compared: tuple[Path, Path, str]) -> None:
@@ -141,9 +159,72 @@ def test_the_report_comes_from_the_raw_files_alone(compared: tuple[Path, Path, s
     finals = [record["evaluations"] for record in records(finished) if record["variant"] == "grpo"]
     first = sum(points[0]["pass@1"] for points in finals) / len(finals)
     assert f"| grpo | 2 | {100 * first:.1f} " in report
+    assert "95 % t interval over seeds and problems" in report
     commands = [line for line in report.splitlines() if line.startswith("r3 train ")]
     assert len(commands) == 2
     assert f"train.tokens={TOKENS}" in shlex.split(commands[0])
+
+
+def test_a_condensed_comparison_gives_the_same_report(compared: tuple[Path, Path, str], tmp_path: Path) -> None:
+    plan, cells = read_records(compared[1])
+    condense(plan, cells, tmp_path / "one.json")
+    assert read_records(tmp_path / "one.json") == (plan, cells)
+    both = [Comparison.read(source) for source in (compared[1], tmp_path / "one.json")]
+    assert markdown(both[0], []) == markdown(both[1], [])
+    condense(*read_records(tmp_path / "one.json"), tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(RunError, match="not a condensed comparison"):
+        read_records(tmp_path / "other.json")
+
+
+def test_older_cells_without_results_of_each_problem_have_intervals_over_seeds_only(
+    compared: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(compared[1] / "raw", tmp_path / "raw")
+    path = tmp_path / "raw" / "r3-seed1.json"
+    cell = json.loads(path.read_text())
+    cell["evaluations"] = [{k: v for k, v in point.items() if k != "right"} for point in cell["evaluations"]]
+    path.write_text(json.dumps(cell))
+    report = markdown(Comparison.read(tmp_path), [])
+    assert "over seeds only (there are no results of each problem)" in report
+    assert "over seeds and problems" not in report
+
+
+def test_seeds_that_were_looked_at_are_declared_and_told_apart(
+    compared: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    folder, finished, _ = compared
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    more = arguments(folder, out, "--seeds", "2", "--variant", "young=r3,method.replay.max_age=2", "--no-report")
+    plan = ["--looked-at", "0-0"]
+    (out / "raw" / "young-seed0.json").write_text(
+        (out / "raw" / "r3-seed0.json").read_text().replace('"r3"', '"young"')
+    )
+    (out / "raw" / "young-seed1.json").write_text(
+        (out / "raw" / "r3-seed1.json").read_text().replace('"r3"', '"young"')
+    )
+    done = run_r3(*more, *plan)
+    assert f"note: {out} has results for seed 1 of this task already" in done.stdout
+    assert json.loads((out / "raw" / "plan.json").read_text())["looked_at"] == [0]
+    assert "note:" not in run_r3(*more, *plan).stdout  # the same command goes on
+    assert main(["compare", "--report-only", str(out)]) == 0
+    report = (out / "report.md").read_text()
+    assert "Settings were chosen on seed 0: only the last table is of these" in report
+    first, last = ([line for line in report.splitlines() if line.startswith("| grpo | 1 |")][i] for i in (0, -1))
+    finals = {record["seed"]: record["evaluations"][0] for record in records(out) if record["variant"] == "grpo"}
+    assert f"| {100 * finals[1]['pass@1']:.1f} |" in first
+    assert f"| {100 * finals[0]['pass@1']:.1f} |" in last
+    assert set(json.loads((out / "summary.json").read_text())["looked_at"]) == {"grpo", "r3", "young"}
+
+
+def test_two_names_for_one_method_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(arguments(tmp_path, out, "--variant", "twin=r3")) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"r3: r3 and twin resolve to the same settings: .*\n", said)
+    assert not out.exists()
 
 
 def test_one_comparison_at_a_time_in_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

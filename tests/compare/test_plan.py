@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from r3.commands.compare import add_arguments
-from r3.compare.plan import Plan, make_plan, parse_variant, save_plan
+from r3.compare.plan import Plan, make_plan, parse_variant, save_plan, undeclared
+from r3.config import load_config
+from r3.config_text import describe
 from r3.errors import ConfigError
 
 
@@ -34,16 +36,55 @@ def test_all_cells_of_a_plan_differ_in_the_method_and_the_seed_alone() -> None:
     assert [seed for _, seed in made.cells] == [0, 0, 0, 1, 1, 1]
 
 
+def test_variants_of_a_whole_config_are_those_methods(tmp_path: Path) -> None:
+    """A printed config names every mechanism; its tuning is shared, its mechanisms are the variants' own."""
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text(describe(load_config(None, ["method.reflection.give_up_after=8"])))
+    made = make_plan(
+        str(recipe),
+        ["method.mask_truncated=false", "method.advantage.cap=2"],
+        methods=["grpo", "r3", "r3-no-replay", "dapo"],
+        variants=["more=grpo,method.replay=on"],
+        seeds=range(1),
+        tokens=100,
+        evaluations=1,
+        baseline=None,
+    )
+    methods = {variant.name: made.config(variant).method for variant in made.variants}
+    on = {
+        name: [part for part in ("replay", "reflection", "ranking", "resample") if getattr(method, part).enabled]
+        for name, method in methods.items()
+    }
+    assert on == {
+        "grpo": [],
+        "r3": ["replay", "reflection", "ranking"],
+        "r3-no-replay": ["reflection", "ranking"],
+        "dapo": ["resample"],
+        "more": ["replay"],
+    }
+    assert all(method.reflection.give_up_after == 8 for method in methods.values())
+    assert all(method.advantage.cap == 2 for method in methods.values())
+
+
+def test_what_is_set_for_all_lies_over_every_method() -> None:
+    made = plan(overrides=["method.replay=off", "reward.length_bonus=true"], methods=["grpo", "r3"])
+    assert not any(made.config(variant).method.replay.enabled for variant in made.variants)
+    assert all(made.config(variant).reward.length_bonus for variant in made.variants)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"methods": ["gpro"]}, "no method 'gpro'; there are grpo, dapo"),
         ({"methods": []}, "nothing to compare"),
+        ({"overrides": ["method=grpo"]}, "name methods with --methods or --variant"),
         ({"baseline": "dapo"}, "--baseline dapo is none of the variants: grpo, r3"),
         ({"variants": ["r3=r3"]}, "two variants are called 'r3'"),
         ({"variants": ["fast=r3,train.learning_rate=1"]}, "variants may differ in method.* and buffer.* alone"),
         ({"variants": ["nothing"]}, "--variant is written name=preset,key=value"),
         ({"variants": ["x=r3,method.replay.kk=1"]}, "did you mean method.replay.k"),
+        ({"variants": ["twin=r3"]}, "r3 and twin resolve to the same settings"),
+        ({"variants": ["a=dapo,method.replay.k=3", "b=dapo,method.replay.k=3"]}, "a and b resolve to the same"),
         ({"overrides": ["task.heldout=0"]}, "keep some problems apart"),
         ({"overrides": ["train.decay=cosine"]}, "set train.decay=constant"),
     ],
@@ -60,6 +101,20 @@ def test_seeds_are_a_number_of_them_or_a_range(text: str, seeds: list[int]) -> N
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert list(parser.parse_args(["--seeds", text]).seeds) == seeds
+
+
+def test_a_plan_knows_which_seeds_were_looked_at(tmp_path: Path) -> None:
+    assert undeclared(plan(seeds=range(4)), tmp_path / "new") == []
+    raw = tmp_path / "tried" / "raw"
+    save_plan(plan(looked_at=range(2)), raw.parent)
+    (raw / "grpo-seed3.json").touch()
+    (raw / "grpo-seed4.json").touch()
+    (note,) = undeclared(plan(seeds=range(6)), tmp_path / "new")  # beside it, with the same task
+    assert "tried has results for seeds 3 to 4 of this task already" in note
+    assert undeclared(plan(seeds=range(6), looked_at=range(5)), tmp_path / "new") == []
+    assert undeclared(plan(seeds=range(3)), tmp_path / "new") == []
+    assert undeclared(plan(seeds=range(6), overrides=["task.size=32"]), tmp_path / "new") == []
+    assert save_plan(plan(looked_at=[3, 4]), raw.parent)["looked_at"] == [0, 1, 3, 4]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "5-4", "4-", "a-b", "x"])

@@ -1,9 +1,11 @@
-"""docs/results.md and docs/pilots.md are what their raw files say, in the tables and in the words."""
+"""The pages of results are what their raw files say, in the tables and in the words; covers tools/make_results.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -11,65 +13,119 @@ from types import ModuleType
 import pytest
 
 from r3.compare.analysis import Comparison
-from r3.compare.records import read_records
-from r3.compare.tables import times
+from r3.compare.records import condense, read_records
+from r3.compare.statistics import token_ratio
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 INTERVAL = re.compile(r"(-?)(\d+\.\d+)×? \[(-?)(\d+\.\d+), (?:(-?)(\d+\.\d+)|not reached)\]")
-OF_SOME_SEEDS = {"embedded-harder": range(8, 16), "embedded-harder-earlier": range(5)}
-"""Comparisons whose words also give the ratios over some of their seeds: the fresh ones, or those first looked at."""
+LINES = {"results.md": 150, "pilots.md": 80}
 
 
 @cache
 def make_results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "tools" / "make_results.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["make_results"] = module
     spec.loader.exec_module(module)
     return module
 
 
 @cache
-def page(name: str) -> str:
-    return str(make_results().page(pilots=name == "pilots.md"))
+def pages() -> dict[Path, str]:
+    return dict(make_results().pages())
 
 
-@pytest.mark.parametrize("name", ["results.md", "pilots.md"])
-def test_a_page_is_made_from_its_raw_files(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == page(name), "run `make results`"
+@cache
+def comparisons() -> dict[str, Comparison]:
+    return dict(make_results().comparisons())
 
 
-def test_what_a_repository_carries_of_a_comparison_is_small() -> None:
-    for folder in (*make_results().folders(), *make_results().folders(pilots=True)):
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        assert size < 2_000_000, f"{folder} is too large for a repository"
+def test_pages_are_made_from_the_raw_files() -> None:
+    made = {path: text for path, text in pages().items() if path.read_text(encoding="utf-8") != text}
+    assert not made, "run `make results`"
+    there = set((DOCS / "results").glob("*.md"))
+    assert there == {path for path in pages() if path.parent == DOCS / "results"}, "pages of no comparison"
 
 
-def test_links_of_the_overviews_lead_to_headings() -> None:
-    for name in ("results.md", "pilots.md"):
-        lines = page(name).splitlines()
-        headings = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
-        links = [line.split("](#")[1].split(")")[0] for line in lines if line.startswith("| [")]
-        assert len(links) > 5
-        assert set(links) <= {make_results()._anchor(heading) for heading in headings}
-        assert len(set(headings)) == len(headings)
+def test_the_pages_to_read_first_are_short_and_their_links_lead_somewhere() -> None:
+    for path, text in pages().items():
+        assert len(text.splitlines()) <= LINES.get(path.name, 200), path
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert target.startswith("http") or (path.parent / target).exists(), f"{path}: {target}"
+    shown = {found for text in pages().values() for found in re.findall(r"([\w-]+\.svg)", text)}
+    assert shown == {path.name for path in (DOCS / "results").glob("*.svg")}, "figures that no page shows"
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "results" / "raw").glob("*.json")), ids=lambda path: path.stem)
+def test_a_raw_file_is_small_and_the_same_bytes_when_written_again(path: Path, tmp_path: Path) -> None:
+    assert path.stat().st_size < 400_000
+    if path.stem != "pilots":
+        condense(*read_records(path), tmp_path / path.name)
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_every_variant_has_a_command_and_every_comparison_the_commit_that_it_belongs_to() -> None:
+    for name, c in {**comparisons(), **{name: c for name, (_, c) in make_results().pilots().items()}}.items():
+        assert re.fullmatch(r"[0-9a-f]{7,}", c.plan["commit"]), name
+        for part in (c, c.looked_at):
+            for first, *_ in [] if part is None else [cells for cells in part.records.values() if cells]:
+                said = shlex.split(first.command)
+                assert said[:2] == ["r3", "train"], name
+                assert {f"run.seed={first.seed}", f"train.tokens={c.plan['tokens']}"} <= set(said), name
+
+
+def test_no_page_says_dapo_of_cells_with_truncated_answers_masked() -> None:
+    for name, c in comparisons().items():
+        if "dapo" in c.names:
+            assert c.label("dapo") == "dapo (truncated masked)", name
+            text = pages()[DOCS / "results" / f"{name}.md"]
+            rows = [line for line in text.splitlines() if line.startswith("|")]
+            assert not re.search(r"dapo(?! \(truncated masked\))", "\n".join(rows)), name
+            assert "not the published recipe" in text, name
+            assert "truncated answers masked" in text, name
+
+
+def test_no_claim_is_made_where_every_seed_was_looked_at() -> None:
+    assert not any(c.exploratory for c in comparisons().values())
+    assert all(c.exploratory for _, c in make_results().pilots().values())
+    embedded = comparisons()["embedded"]
+    assert embedded.seeds("r3") == [5, 6, 7, 8, 9]
+    assert embedded.looked_at is not None
+    assert embedded.looked_at.seeds("r3") == [0, 1, 2, 3, 4]
 
 
 def test_every_interval_in_the_words_is_one_of_the_tables() -> None:
     """Words are typed by hand, so what they quote is looked up; `b − a` may be told as `a − b`."""
-    tables = [line for name in ("results.md", "pilots.md") for line in page(name).splitlines() if line.startswith("|")]
-    known = {_bare(found) for found in INTERVAL.finditer("\n".join([*tables, *_ratios_of_some_seeds()]))}
-    written = [
-        *DOCS.glob("results/*/about.md"),
-        *DOCS.glob("results/*.md"),
-        *DOCS.glob("*.md"),
-        DOCS.parent / "README.md",
-    ]
+    tables = [line for text in pages().values() for line in text.splitlines() if line.startswith("|")]
+    known = {_bare(found) for found in INTERVAL.finditer("\n".join(tables))}
+    written = [*DOCS.glob("results/*.md"), *DOCS.glob("*.md"), ROOT / "README.md"]
     quoted = [(path, found) for path in written for found in INTERVAL.finditer(_words(path))]
     assert len(quoted) > 20
-    strange = [f"{path.parent.name}/{path.name}: {found[0]}" for path, found in quoted if _bare(found) not in known]
+    strange = [f"{path.name}: {found[0]}" for path, found in quoted if _bare(found) not in known]
     assert not strange, "in no table: " + "; ".join(strange)
+
+
+def test_ratios_that_no_table_has_are_quoted_as_they_are() -> None:
+    fours, spelling = comparisons()["embedded-groups-of-four"], comparisons()["tiny-spelling"]
+    assert _at_half(fours) == pytest.approx(0.50, abs=0.005)
+    assert _at_half(spelling) == pytest.approx(0.62, abs=0.005)
+    eights, seeds = make_results().pilots()["groups-of-8-longer"][1], fours.seeds("r3")
+    curves = fours.curves("r3", "pass@1"), eights.curves("grpo", "pass@1", seeds)
+    assert token_ratio(fours.grid, *curves).ratio.value == pytest.approx(0.48, abs=0.005)
+    whole = [*seeds, *fours.looked_at.seeds("r3")] if fours.looked_at else seeds
+    assert sorted(whole) == list(range(4, 12))
+    plan, records = read_records(DOCS / "results" / "raw" / "embedded.json")
+    every = Comparison({**plan, "looked_at": []}, records)
+    assert every.token_ratio("r3", "grpo").ratio.value == pytest.approx(0.66, abs=0.005)
+
+
+def _at_half(c: Comparison) -> float:
+    half = len(c.grid) // 2 + 1
+    curves = (c.curves(name, "pass@1")[:, :, :half] for name in ("r3", "grpo"))
+    return token_ratio(c.grid[:half], *curves).ratio.value
 
 
 def _words(path: Path) -> str:
@@ -84,12 +140,3 @@ def _bare(found: re.Match[str]) -> tuple[float, frozenset[float | None]]:
     ends = [float((low_sign or "") + low), None if high is None else float((high_sign or "") + high)]
     flipped = -1 if sign else 1
     return float(value), frozenset(end if end is None else flipped * end for end in ends)
-
-
-def _ratios_of_some_seeds() -> list[str]:
-    found = []
-    for name, seeds in OF_SOME_SEEDS.items():
-        plan, records = read_records(DOCS / "results" / name)
-        some = Comparison({**plan, "seeds": list(seeds)}, [record for record in records if record.seed in seeds])
-        found += [times(some.token_ratio("r3", other).ratio) for other in ("grpo", "dapo")]
-    return found

@@ -17,7 +17,6 @@ from r3.compare.statistics import (
     on_grid,
     paired_test,
     sign_flip_p,
-    smoothed,
     student,
     token_ratio,
     tokens_to_reach,
@@ -36,6 +35,34 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
     draws = [[rng.gauss(0.3, 0.1) for _ in range(4)] for _ in range(2_000)]
     covered = sum((found := mean_interval(values)).low <= 0.3 <= found.high for values in draws)
     assert 0.935 <= covered / 2_000 <= 0.965
+
+
+@pytest.mark.parametrize("difficulty", [0.0, 0.2])
+def test_an_interval_over_problems_covers_what_other_problems_would_give(difficulty: float) -> None:
+    """Problems differ in difficulty, seeds in luck: only an interval over both covers the mean over all problems."""
+    rng, covered, over_seeds = np.random.default_rng(1), 0, 0
+    for _ in range(600):
+        problems = rng.normal(0.4, difficulty, 64)
+        table = problems + rng.normal(0, 0.02, (6, 1)) + rng.normal(0, 0.1, (6, 64))
+        covered += (found := mean_interval(table)).low <= 0.4 <= found.high
+        over_seeds += (found := mean_interval(table.mean(axis=1))).low <= 0.4 <= found.high
+    assert covered / 600 >= 0.94  # rather too wide than too narrow
+    assert (over_seeds / 600 < 0.8) == (difficulty > 0)
+
+
+def test_problems_widen_the_ratios_interval_and_leave_its_value() -> None:
+    """Two thirds of the problems rise twice as fast with ours, the others not: which are asked decides the ratio."""
+    x, rng = np.linspace(0, 1, 6), np.random.default_rng(0)
+    fast = np.arange(12) % 3 > 0
+    seeds = rng.normal(0.1, 0.005, (8, 1, 1))
+    base = 0.1 + seeds * x * np.ones((8, 12, 1))
+    ours = 0.1 + seeds * x * np.where(fast, 2.0, 1.0)[None, :, None]
+    by_problem = token_ratio(x.tolist(), ours, base).ratio
+    by_seed = token_ratio(x.tolist(), ours.mean(axis=1), base.mean(axis=1)).ratio
+    assert by_problem.value == pytest.approx(by_seed.value) == pytest.approx(0.6)
+    assert by_seed.high - by_seed.low < 0.01 < 0.1 < by_problem.high - by_problem.low
+    paired = paired_test(ours[:, :, -1], base[:, :, -1])
+    assert paired.difference.low < paired_test(ours.mean(axis=1)[:, -1], base.mean(axis=1)[:, -1]).difference.low
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -59,9 +86,8 @@ def test_five_seeds_cannot_reject_at_five_per_cent_by_sign_flips() -> None:
     assert found.difference.low > 0  # the t interval can
 
 
-def test_curves_are_interpolated_and_smoothed() -> None:
+def test_curves_are_interpolated() -> None:
     assert on_grid([0, 10, 30], [0.0, 1.0, 2.0], [0, 5, 20, 30]).tolist() == [0.0, 0.5, 1.5, 2.0]
-    assert smoothed(np.array([0.0, 1.0, 2.0, 3.0])).tolist() == [0.5, 1.0, 2.0, 2.5]
 
 
 def test_tokens_to_reach_is_the_first_crossing() -> None:

@@ -24,12 +24,20 @@ def record(variant: str, seed: int, slope: float, solve_none: float) -> Record:
     return Record(variant, seed, "r3 train", 4, 32, evaluations, training, totals, {})
 
 
-def comparison(slopes: dict[str, float], solve_none: dict[str, float]) -> Comparison:
+def comparison(
+    slopes: dict[str, float], solve_none: dict[str, float], looked_at: dict[int, dict[str, float]] | None = None
+) -> Comparison:
+    """`looked_at`: seeds that settings were chosen on, with slopes of their own."""
     plan: dict[str, Any] = {"tokens": BUDGET, "evaluations": STEPS, "seeds": [0, 1, 2], "baseline": "grpo"}
     plan["variants"] = {name: {} for name in slopes}
     records = [
         record(name, seed, slope, solve_none.get(name, 0.5)) for name, slope in slopes.items() for seed in range(3)
     ]
+    plan["looked_at"] = list(looked_at or ())
+    plan["seeds"] = sorted({0, 1, 2, *plan["looked_at"]})
+    records = [one for one in records if one.seed not in plan["looked_at"]]
+    for seed, tuned in (looked_at or {}).items():
+        records += [record(name, seed, slope, 0.5) for name, slope in tuned.items()]
     return Comparison(plan, records)
 
 
@@ -72,3 +80,36 @@ def test_a_level_that_is_asked_for_has_its_tokens() -> None:
 
 def test_without_r3_there_is_nothing_to_claim() -> None:
     assert targets_of(comparison({"grpo": 0.1, "dapo": 0.2}, {})) is None
+
+
+def test_claims_are_made_from_seeds_that_no_setting_was_chosen_on() -> None:
+    alike, tuned = {"grpo": 0.1, "r3": 0.1}, {3: {"grpo": 0.1, "r3": 0.9}, 4: {"grpo": 0.1, "r3": 0.9}}
+    honest = comparison(alike, {}, tuned)
+    assert verdicts(honest)["R³ grpo's"] == "not shown"
+    assert verdicts(comparison({"grpo": 0.1, "r3": 0.9}, {}))["R³ grpo's"] == "shown"
+    *told, apart = tables_of(honest)
+    without = tables_of(comparison(alike, {}))
+    assert [table.rows for table in told] == [table.rows for table in without]  # as if the others had not been run
+    assert apart.title == "Looked at: seeds 3 to 4, which settings were chosen on"
+    assert [row[:2] for row in apart.rows] == [["grpo", "2"], ["r3", "2"]]
+    assert apart.rows[1][3].startswith("95.")  # its final value
+
+
+def test_with_no_fresh_seed_nothing_is_claimed() -> None:
+    tuned = {seed: {"grpo": 0.1, "r3": 0.9} for seed in range(3)}
+    c = comparison({"grpo": 0.1, "r3": 0.1}, {}, tuned)
+    assert targets_of(c) is None
+    titles = [table.title for table in tables_of(c)]
+    assert titles[0].startswith("Looked at: seeds 0 to 2")
+    assert not any("Paired tests" in title or "Tokens to reach" in title for title in titles)
+
+
+def test_dapo_with_truncated_answers_masked_is_never_just_dapo() -> None:
+    c = comparison({"grpo": 0.1, "dapo": 0.1, "r3": 0.3}, {})
+    c.plan["variants"]["dapo"] = {"method": {"mask_truncated": True}}
+    said = " ".join(" ".join([table.title, *table.header, *(row[0] for row in table.rows)]) for table in tables_of(c))
+    claims = targets_of(c)
+    assert claims is not None
+    said += " ".join(row[0] for row in claims.rows)
+    assert [row[2] for row in claims.rows[:2]] == ["shown", "shown (not of DAPO as published)"]
+    assert said.count("dapo") == said.count("dapo (truncated masked)") > 5

@@ -13,7 +13,7 @@ from r3.policy.model import Policy
 from r3.policy.packing import Trajectory
 from r3.policy.settings import ModelSettings
 from r3.rollout import Sampling
-from r3.rollout.vllm import VllmEngine
+from r3.rollout.vllm.engine import VllmEngine
 from tests.rollout.models import answers
 
 from .test_native_cuda import medium, ragged

@@ -23,6 +23,7 @@ from r3.integrations.trl.layout import ExtraRow, lay_out
 from r3.integrations.trl.padding import importance, pad_rows
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
+from r3.method.step import StepResult
 from tests.integrations import trl_tiny
 from tests.integrations.trl_tiny import logged, losses, make
 from tests.train.tiny import ROOT
@@ -77,23 +78,46 @@ def test_every_member_of_a_mixed_group_is_in_the_rows(run: Any) -> None:
     """Each sequence with a gradient is trained exactly once, and the loss's weights are the method's."""
     _, trainer = run
     for batch, result in zip(trainer.batches, trainer.steps, strict=True):
-        advantages = batch["advantages"] if batch["advantages"].dim() == 2 else batch["advantages"][:, None]
-        found = []
-        for i in range(len(advantages)):
-            prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
-            tokens = batch["completion_ids"][i][batch["completion_mask"][i].bool()].tolist()
-            if tokens and advantages[i].any():
-                found.append((prompt, tokens))
-        gated = 0  # a replayed row may be gated to silence, token by token
-        for weighted in result.weighted:
-            key = (weighted.prompt.tolist(), weighted.sample.tokens.tolist())
-            if key in found:
-                found.remove(key)
-            else:
-                assert weighted.origin == "replayed"
-                gated += 1
-        assert not found
-        assert gated <= result.counts["replay/samples"]
+        check_rows(batch, result)
+
+
+def check_rows(batch: dict[str, Any], result: StepResult) -> None:
+    advantages = batch["advantages"] if batch["advantages"].dim() == 2 else batch["advantages"][:, None]
+    trained = []
+    for i in range(len(advantages)):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
+        tokens = batch["completion_ids"][i][batch["completion_mask"][i].bool()].tolist()
+        if tokens and advantages[i].any():
+            trained.append((prompt, tokens))
+    gated = 0  # a replayed row may be gated to silence, token by token
+    for weighted in result.weighted:
+        key = (weighted.prompt.tolist(), weighted.sample.tokens.tolist())
+        if key in trained:
+            trained.remove(key)
+        else:
+            assert weighted.origin == "replayed"
+            gated += 1
+    assert not trained
+    assert gated <= result.counts["replay/samples"]
+
+
+def test_a_query_that_a_batch_holds_twice_has_the_rows_of_both_groups(tmp_path: Path) -> None:
+    """A past sample may join both: each has its row, and the loss counts both. By hand, as the policy stands still."""
+    overrides = {**trl_tiny.OVERRIDES, "reflection.train_as": "both"}
+    more = {"learning_rate": 1e-12, "shuffle_dataset": False, "num_train_epochs": 6, "r3_overrides": overrides}
+    trainer = make(tmp_path, Watching, data=trl_tiny.questions(times=2), **more)
+    trainer.train()
+    shared = 0
+    for batch, result, loss in zip(trainer.batches, trainer.steps, losses(trainer), strict=True):
+        check_rows(batch, result)
+        by_hand = -sum(w.weight * len(w.sample) * w.advantage for w in result.weighted)
+        assert loss == pytest.approx(by_hand, abs=2e-5)  # the buffer keeps log-probs to 24 bits
+        joined = [sample.id for mixed in result.groups for sample in mixed.replayed]
+        shared += len(joined) - len(set(joined))
+        ids = [sample.id for sample in result.samples]
+        assert None not in ids
+        assert len(set(ids)) == len(ids)
+    assert shared > 0
 
 
 def test_rows_carry_eq_3_advantages_and_the_methods_weights(run: Any) -> None:

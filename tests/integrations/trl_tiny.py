@@ -26,10 +26,11 @@ def correct(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [float(judge(completion, share)) for completion, share in zip(completions, answer, strict=True)]
 
 
-def questions(count: int = 8) -> Dataset:
-    """Questions that are solved never, rarely, often or always, in turn."""
+def questions(count: int = 8, *, times: int = 1) -> Dataset:
+    """Questions that are solved never, rarely, often or always, in turn; each so many times in a row."""
     shares = ["0", "10", "90", "100"]
-    return Dataset.from_list([{"prompt": f"What is {i}+{i}?", "answer": shares[i % 4]} for i in range(count)])
+    rows = [{"prompt": f"What is {i}+{i}?", "answer": shares[i % 4]} for i in range(count)]
+    return Dataset.from_list([row for row in rows for _ in range(times)])
 
 
 def query_id(row: dict[str, Any]) -> str:
@@ -60,7 +61,13 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def make(
-    folder: Path, trainer: Any = R3Trainer, config: Any = R3Config, *, peft_config: Any = None, **more: Any
+    folder: Path,
+    trainer: Any = R3Trainer,
+    config: Any = R3Config,
+    *,
+    peft_config: Any = None,
+    data: Dataset | None = None,
+    **more: Any,
 ) -> Any:
     model = folder / "model"
     if not model.exists():
@@ -73,7 +80,7 @@ def make(
         str(model),
         correct,
         config(**settings(folder, **more)),
-        train_dataset=questions(),
+        train_dataset=questions() if data is None else data,
         processing_class=tokenizer,
         peft_config=peft_config,
     )

@@ -21,6 +21,10 @@ VARIANTS = [
     {"name": "gspo", "ratio_gate": 1.5, "clip_low": 0.1, "clip_high": 0.2},
     {"name": "grpo", "correction": "naive", "dual_clip": 1.5},
     {"name": "grpo", "correction": "naive", "dual_clip": None},
+    {"name": "grpo", "correction": "naive", "ratio_gate": 1.5},
+    *({"name": name, "correction": "stopped"} for name in ("grpo", "gspo", "cispo")),
+    {"name": "grpo", "shaping": {"by": "policy", "beta": 0.1}},
+    {"name": "dapo", "shaping": {"by": "ratio", "beta": 0.5}, "ratio_gate": 1.5},
 ]
 
 
@@ -56,7 +60,7 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
         replayed = ORIGINS[int(batch.origin_S[seq])] == "replayed"
         moved = bool(batch.other_context_S[seq])
         a, w = float(batch.advantage_S[seq]), float(batch.weight_S[seq])
-        log_r, log_w = [], []
+        log_r, log_w, stale, shaped = [], [], [], []
         for t in at:
             now = logprobs[t]
             behave = float(batch.behaviour_T[t])
@@ -66,6 +70,9 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
                 prox = float(now.detach()) if replayed or moved else behave
             if moved:
                 behave = prox
+            stale.append(prox - behave)
+            x = torch.exp(now if s.shaping.by == "policy" else now - behave)
+            shaped.append(x / (x + s.shaping.beta))
             if s.correction == "naive" and replayed:
                 prox = behave
             log_r.append(now - prox)
@@ -73,15 +80,23 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
         if s.ratio == "sequence":
             log_r = [torch.stack(log_r).mean()] * len(at)
             log_w = [math.fsum(log_w) / len(at)] * len(at)
+            stale = [math.fsum(stale) / len(at)] * len(at)
         for i, t in enumerate(at):
             r = torch.exp(log_r[i])
             clipped = torch.clamp(r, 1 - s.clip_low, 1 + s.clip_high)
             weight = min(math.exp(log_w[i]), s.importance_cap)
-            if replayed and s.ratio_gate is not None and not 1 / s.ratio_gate <= math.exp(log_w[i]) <= s.ratio_gate:
+            if s.correction == "stopped" and replayed:
+                past = math.exp(log_w[i]) > 1 + s.clip_high if a > 0 else math.exp(log_w[i]) < 1 - s.clip_low
+                weight = 0.0 if past else min(math.exp(log_w[i]), 1.0)
+            if s.shaping.by != "none" and replayed:
+                weight = 1.0
+            if replayed and s.ratio_gate is not None and not 1 / s.ratio_gate <= math.exp(stale[i]) <= s.ratio_gate:
                 weight = 0.0
             gain = clipped.detach() * a * logprobs[t] if s.surrogate == "cispo" else torch.min(r * a, clipped * a)
             if s.surrogate == "clip" and a < 0 and s.dual_clip is not None and float(r.detach()) > s.dual_clip:
                 gain = torch.tensor(s.dual_clip * a, dtype=torch.float64)  # a constant: nothing is learnt from it
+            if s.shaping.by != "none" and replayed:
+                gain = a * shaped[i]
             total = total - w * weight * gain
             if s.kl:
                 x = batch.reference_T[t] - logprobs[t]  # type: ignore[index]
@@ -171,7 +186,9 @@ def test_a_replayed_failure_cannot_outweigh_the_batch() -> None:
         return leaf.grad.tolist()
 
     assert pulls(correction="naive") == pytest.approx([-0.5, 0.0, 2.0])
-    assert pulls(correction="naive", dual_clip=None) == pytest.approx([-0.5, 600.0, 2.0], rel=1e-4)
+    assert pulls(correction="naive", dual_clip=None) == pytest.approx([-0.5, 0.0, 2.0])  # the gate
+    unbounded = pulls(correction="naive", dual_clip=None, ratio_gate=None)
+    assert unbounded == pytest.approx([-0.5, 600.0, 2.0], rel=1e-4)
     assert pulls() == pytest.approx([-0.5, 0.0, 2.0])  # truncated: gated
 
 
@@ -232,3 +249,40 @@ def _split(batch: TokenBatch) -> list[tuple[torch.Tensor, TokenBatch]]:
         }
         parts.append((at, TokenBatch(**{**fields, "sequence_T": batch.sequence_T[at] - low})))
     return parts
+
+
+def test_tokens_of_another_prompt_are_counted_apart_and_do_not_look_on_policy() -> None:
+    values, batch = random_batch(3)
+    told = policy_loss(values, batch, ObjectiveSettings()).diagnostics.summary()
+    lengths = torch.bincount(batch.sequence_T)
+    moved = lengths[batch.other_context_S]
+    assert told["tokens/other_context"] == int(moved.sum())
+    replayed = (batch.origin_S == ORIGINS.index("replayed")) & ~batch.other_context_S
+    assert told["tokens/replayed"] == int(lengths[replayed].sum())
+    ratios = (values - batch.behaviour_T)[replayed[batch.sequence_T]].exp()
+    expected = float(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum()))
+    assert told["ess/replayed"] == pytest.approx(expected)
+
+
+def test_a_success_of_another_prompt_met_again_and_again_stops_pulling_only_where_it_is_shaped() -> None:
+    """One replayed token per step, at a learning rate of 1: the shaped pull dies away once the token is likely."""
+
+    def pull(logprob: float, **settings: Any) -> float:
+        leaf = torch.tensor([logprob], dtype=torch.float64, requires_grad=True)
+        batch = TokenBatch(
+            sequence_T=torch.tensor([0]),
+            behaviour_T=torch.tensor([-9.0], dtype=torch.float64),
+            advantage_S=torch.tensor([1.0], dtype=torch.float64),
+            weight_S=torch.tensor([1.0], dtype=torch.float64),
+            origin_S=torch.tensor([ORIGINS.index("replayed")]),
+            other_context_S=torch.tensor([True]),
+        )
+        policy_loss(leaf, batch, ObjectiveSettings(**settings)).loss.backward()
+        assert leaf.grad is not None
+        return -float(leaf.grad)
+
+    for correction in ("truncated", "naive", "stopped"):
+        assert [pull(x, correction=correction) for x in (-9.0, -0.01)] == pytest.approx([1.0, 1.0])
+    shaped = {"shaping": {"by": "policy", "beta": 0.1}}
+    assert pull(math.log(0.1), **shaped) == pytest.approx(0.25)  # β·x/(x + β)² is largest at x = β
+    assert pull(math.log(0.99), **shaped) == pytest.approx(0.099 / 1.09**2)

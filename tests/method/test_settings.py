@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from r3.method.settings import METHODS, MethodSettings, ObjectiveSettings
+from r3.method.presets import METHODS
+from r3.method.settings import MethodSettings, ObjectiveSettings
 
 
 def test_presets_are_settings_of_one_tree() -> None:

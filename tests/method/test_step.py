@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3.method.settings import METHODS, MethodSettings
+from r3.method.presets import METHODS
+from r3.method.settings import MethodSettings
 from r3.method.step import StepResult, step
 from r3.samples import Group, Sample
 from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, samples_of
@@ -22,11 +23,16 @@ HISTORY = st.fixed_dictionaries({q: st.lists(samples_of(q), max_size=6) for q in
 METHOD = st.sampled_from(sorted(METHODS))
 
 
+def constant(name: str, **more: Any) -> MethodSettings:
+    """A method with the constant that some objectives divide by, which a recipe takes from its length limit."""
+    return MethodSettings.model_validate({"name": name, "objective": {"constant_length": 64}, **more})
+
+
 @given(BATCH, HISTORY, METHOD)
 def test_advantages_of_every_group_are_centred_and_weights_share_the_batch(
     batch: tuple[Group, ...], history: dict[str, list[Sample]], name: str
 ) -> None:
-    result = step(batch, MethodSettings(name=name), history=history, policy_version=20)
+    result = step(batch, constant(name), history=history, policy_version=20)
     for mixed in result.groups:
         assert sum(mixed.advantages) == pytest.approx(0, abs=1e-6)
         assert len(mixed.advantages) == len(mixed.members) == len(mixed.rewards)
@@ -41,7 +47,7 @@ def test_advantages_of_every_group_are_centred_and_weights_share_the_batch(
 
 @given(BATCH, METHOD)
 def test_a_homogeneous_group_without_history_contributes_exactly_zero(batch: tuple[Group, ...], name: str) -> None:
-    result = step(batch, MethodSettings(name=name, ranking=False), policy_version=20)
+    result = step(batch, constant(name, ranking=False), policy_version=20)
     for number, mixed in enumerate(result.groups):
         if len({s.reward for s in mixed.group.samples}) == 1:
             assert set(mixed.advantages) == {0.0}

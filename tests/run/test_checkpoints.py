@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,13 +75,49 @@ def test_a_damaged_one_is_passed_over_with_its_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_large_files_are_checked_by_size(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("r3.run.checkpoints.HASHED_BYTES", 4)
-    checkpoints.write(8, writer("large file"))
-    (checkpoints.folder / "step-000008" / "state").write_text("LARGE FILE")
+def test_a_flipped_block_of_a_large_file_is_found_at_a_resume(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than 64 MiB, in blocks of 16 MiB; what is written again is looked at by size alone."""
+    size = 70 * 2**20
+
+    def write(folder: Path) -> None:
+        with (folder / "weights").open("wb") as file:
+            file.truncate(size)
+
+    checkpoints.write(8, write)
+    assert checkpoints.latest().step == 8
+    for place in (0, 2**24 - 1, 2**24, size - 1):
+        with (checkpoints.folder / "step-000008" / "weights").open("r+b") as file:
+            file.seek(place)
+            file.write(b"\x01")
+            file.flush()
+            assert checkpoints.damage(8, thorough=True) == "weights was changed (its checksum differs)"
+            file.seek(place)
+            file.write(b"\0")
+    assert checkpoints.damage(8, thorough=True) is None
+    with (checkpoints.folder / "step-000008" / "weights").open("r+b") as file:
+        file.write(b"\x01" * 512)
     assert checkpoints.damage(8) is None
-    (checkpoints.folder / "step-000008" / "state").write_text("LARGE")
-    assert checkpoints.damage(8) == "state has 5 bytes instead of 10"
+    assert checkpoints.latest().step == 6
+    assert "weights was changed" in caplog.text
+    (checkpoints.folder / "step-000008" / "weights").write_text("short")
+    assert checkpoints.damage(8) == f"weights has 5 bytes instead of {size:,}"
+
+
+def test_large_files_of_earlier_versions_are_checked_by_size(checkpoints: Checkpoints) -> None:
+    manifest = checkpoints.folder / "step-000006" / "manifest.json"
+    manifest.write_text('{"step": 6, "files": {"state": {"bytes": 4}}}')
+    (checkpoints.folder / "step-000006" / "state").write_text("else")
+    assert checkpoints.damage(6, thorough=True) is None
+
+
+def test_a_pipe_in_the_place_of_a_file_is_damage(checkpoints: Checkpoints) -> None:
+    path = checkpoints.folder / "step-000006" / "state"
+    path.unlink()
+    os.mkfifo(path)
+    assert checkpoints.damage(6) == "state is no file"
+    assert checkpoints.latest().step == 4
 
 
 def test_only_the_newest_intact_ones_are_kept(checkpoints: Checkpoints) -> None:
@@ -170,3 +208,31 @@ def test_a_full_disk_costs_only_the_new_checkpoint(disk: SmallDisk, write: Calla
     assert checkpoints.latest().step == 2
     checkpoints.write(4, writer("small enough"))
     assert checkpoints.latest().step == 4
+
+
+def four_megabytes(folder: Path, save: Callable[[Any, Path], None]) -> None:
+    import torch
+
+    save({"weight": torch.zeros(2**20)}, folder / "weights")
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_a_disk_that_still_takes_small_files_is_full_all_the_same(kind: str, tmp_path: Path) -> None:
+    """A write of 4 MiB is refused where one of 1 MiB would be taken."""
+    import safetensors.torch
+    import torch
+
+    save = torch.save if kind == "torch" else safetensors.torch.save_file
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.write(2, writer("earlier"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, hard))
+    try:
+        with pytest.raises(RunError) as caught:
+            checkpoints.write(4, lambda folder: four_megabytes(folder, save))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "cannot write the checkpoint (failed after" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert os.listdir(checkpoints.folder) == ["step-000002"]
+    assert checkpoints.latest().step == 2

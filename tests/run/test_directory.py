@@ -111,6 +111,18 @@ def test_a_run_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) -> 
     RunDirectory.open(tmp_path).close()
 
 
+def test_a_run_whose_lock_was_removed_by_hand_is_still_in_use(tmp_path: Path) -> None:
+    with make(tmp_path, 3) as run:
+        (tmp_path / "lock").unlink()
+        assert "in use by another process, which trains in this directory" in refusal(RunDirectory.open, tmp_path)
+        run.rewind(2)  # puts a new metrics file in place of the one that was locked
+        (tmp_path / "lock").unlink()
+        assert "metrics.jsonl: in use" in refusal(RunDirectory.open, tmp_path)
+        run.metrics.append(3, {})
+        assert [record["step"] for record in read_metrics(run.metrics_path)] == [1, 2, 3]
+    RunDirectory.open(tmp_path).close()
+
+
 def test_a_run_is_refused_to_its_own_process_too(tmp_path: Path) -> None:
     with make(tmp_path):
         assert f"in use by process {os.getpid()}" in refusal(RunDirectory.open, tmp_path)

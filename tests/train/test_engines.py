@@ -142,8 +142,8 @@ def test_auto_falls_back_from_a_model_the_native_engine_does_not_know(
     assert "Gemma2ForCausalLM soft-caps its attention" in caplog.text
 
 
-def test_vllm_without_a_card_says_what_to_use(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="vLLM needs a CUDA card; use the transformers engine"):
+def test_vllm_where_it_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.engine=vllm: vLLM is not installed; pip install 'r3-rl\[vllm\]'"):
         make_engine(Config(rollout=RolloutSettings(engine="vllm")), policy_of(tmp_path / "model"))
 
 

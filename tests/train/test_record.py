@@ -1,19 +1,26 @@
-"""Saved rollouts: what each token wrote, and files of which one group can be read alone."""
+"""Saved rollouts: rows as they were trained, what each token wrote, files of which one group can be read alone."""
 
 from __future__ import annotations
 
 import gzip
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from r3.buffer import SampleBuffer
+from r3.cli import main
 from r3.errors import RunError
+from r3.policy.update import Updater, UpdateReport
+from r3.run.directory import RunFiles
 from r3.run.rollouts import Rollouts
 from r3.train.token_texts import TokenTexts
 from tests.tokenizing import char_tokenizer, chat_tokenizer
+from tests.train.tiny import overrides
 
 
 @pytest.mark.parametrize("text", ["12 + 30 = 42", "naïve café — 数学 🧮 ok", "", " leading", "a\n\n b"])
@@ -77,3 +84,39 @@ def test_files_without_a_table_and_cut_ones(tmp_path: Path) -> None:
         if table is not None and table.places[0] is not None:
             with pytest.raises(RunError, match="damaged"):
                 rollouts.read_group(2, table.places[0])
+
+
+def test_a_query_that_a_batch_holds_twice_keeps_two_sets_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of four over three queries: the same past sample joins two groups, in two of a step's updates."""
+    trained: list[tuple[Sequence[Any], UpdateReport]] = []
+    update = Updater.update
+
+    def watched(self: Updater, weighted: Sequence[Any], **named: Any) -> UpdateReport:
+        report = update(self, weighted, **named)
+        trained.append((weighted, report))
+        return report
+
+    monkeypatch.setattr(Updater, "update", watched)
+    settings = {"task__heldout": 9, "train__epochs": 8, "train__updates_per_batch": 2, "train__learning_rate": "1e-2"}
+    more = {"run__rollouts_every": 1, "run__rollouts_groups": 100, "method__objective__ratio_gate": "null"}
+    assert main(["train", "--quiet", *overrides(tmp_path, **settings, **more)]) == 0
+    rollouts, twice, apart = RunFiles(tmp_path / "run").rollouts, 0, 0
+    with SampleBuffer.open_reader(tmp_path / "run" / "buffer.sqlite") as buffer:
+        for step, (weighted, report) in enumerate(trained, start=1):
+            rows = [row for row in rollouts.read(step) if row["advantage"] != 0]
+            stored = buffer.find(row["id"] for row in rows)
+            assert len(rows) == len(weighted)
+            replayed: dict[int, list[Any]] = {}
+            for i, (row, w) in enumerate(zip(rows, weighted, strict=True)):  # both in the order of groups and members
+                assert row["tokens"] == w.sample.tokens.tolist() == stored[row["id"]].tokens.tolist()
+                assert (row["ratios"] is None) == w.other_context
+                if not w.other_context:
+                    assert row["ratios"] == pytest.approx(np.exp(report.log_ratios[i].astype(float)), abs=1e-4)
+                if row["origin"] == "replayed":
+                    replayed.setdefault(row["id"], []).append(row["ratios"])
+            twice += sum(len(ratios) > 1 for ratios in replayed.values())
+            apart += sum(any(ratio != ratios[0] for ratio in ratios) for ratios in replayed.values())
+    assert twice > 0
+    assert apart > 0  # or the test could not tell them apart

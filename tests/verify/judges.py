@@ -136,7 +136,7 @@ _ACTS = {
     "hang in C": _hang_in_c,
     "bloat": _bloat,
     "segfault": _segfault,
-    "kill the fork server": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "kill the fork server": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)),
     "kill the group": lambda: os.killpg(0, signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "close everything": lambda: os.closerange(3, 1024),

@@ -63,10 +63,12 @@ def test_agreement_with_the_public_cases(verifier: MathVerifier) -> None:
     assert len(wrong) <= 0.01 * len(rows)
 
 
-def test_agreement_with_tricky_and_hostile_answers(verifier: MathVerifier) -> None:
-    rows = cases("verifier_cases_2.jsonl")
-    verdicts = verifier.verify_many((completion(row), row["gold"]) for row in rows)
-    wrong = {row["id"]: v for row, v in zip(rows, verdicts, strict=True) if v.right != row["expected"]}
+def test_agreement_with_tricky_and_hostile_answers(verifier: MathVerifier, strict_verifier: MathVerifier) -> None:
+    wrong = []
+    for judge, bombs in ((verifier, False), (strict_verifier, True)):
+        rows = [row for row in cases("verifier_cases_2.jsonl") if (row["kind"] == "bomb") is bombs]
+        verdicts = judge.verify_many((completion(row), row["gold"]) for row in rows)
+        wrong += [(row["id"], v) for row, v in zip(rows, verdicts, strict=True) if v.right != row["expected"]]
     assert not wrong
 
 

@@ -6,6 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from r3.buffer import totals
 from r3.samples import ContextKind
 
 
@@ -28,6 +29,22 @@ class Rewound(NamedTuple):
 
     removed: int
     restored: int
+
+
+class Contents(NamedTuple):
+    """All that was ever stored up to the end of a step, in figures: equal figures, equal samples."""
+
+    step: int
+    """The newest step with samples; -1 in an empty buffer."""
+    next_id: int
+    samples: int
+    evicted: int
+    tokens: int
+    queries: int
+    tried: int
+    solved: int
+    digest: str | None
+    """Of every sample's checksum, in the order stored; None where an earlier version wrote the file."""
 
 
 class LedgerEntry(NamedTuple):
@@ -120,6 +137,30 @@ def ledger(db: sqlite3.Connection, query_id: str) -> list[LedgerEntry]:
         LedgerEntry(step, "reflection" if reflection else "plain", tried, solved)
         for step, reflection, tried, solved in rows
     ]
+
+
+def contents(db: sqlite3.Connection, until: int | None) -> Contents:
+    """What was stored up to the end of step `until`."""
+    now, digest = totals.load(db, until), totals.load_digest(db, until)
+    return Contents(
+        step=now.step,
+        next_id=now.next_id,
+        samples=now.alive,
+        evicted=now.evicted,
+        tokens=now.tokens,
+        queries=now.queries,
+        tried=now.tried,
+        solved=now.tried_solved,
+        digest=None if digest is None else digest.hex(),
+    )
+
+
+def missing_rows(db: sqlite3.Connection, until: int) -> int:
+    """The totals of step `until` less the rows: evicted ones are still there unless they were settled away."""
+    then = totals.load(db, until)
+    (settled,) = db.execute("SELECT rows FROM settled").fetchone()
+    (rows,) = db.execute("SELECT COUNT(*) FROM samples WHERE id < ?", (then.next_id,)).fetchone()
+    return then.alive + then.evicted - int(settled) - int(rows)
 
 
 def overview(db: sqlite3.Connection, hardest: int) -> Overview:

@@ -97,6 +97,7 @@ def _header(db: sqlite3.Connection) -> _Record:
         "attempts": [list(row) for row in db.execute("SELECT query, reflection, step, tried, solved FROM attempts")],
         "steps": [list(row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
         "settled": list(db.execute("SELECT step, rows FROM settled").fetchone()),
+        "digests": totals.digests(db),
     }
 
 
@@ -194,6 +195,8 @@ def _restore_books(db: sqlite3.Connection, source: str, header: _Record) -> None
         for row in header["steps"]:
             totals.save(db, Totals(*row))
         db.execute("UPDATE settled SET step = ?, rows = ?", header["settled"])
+        for step, digest in header.get("digests", []):  # exports of earlier versions have none
+            db.execute("INSERT INTO digests VALUES (?, ?)", (step, bytes.fromhex(digest)))
     except (KeyError, TypeError, ValueError, sqlite3.IntegrityError, *_UNBINDABLE) as error:
         raise SampleBufferError(
             f"{source}: the header is incomplete or wrong ({error!r}); export it again, nothing was imported"

@@ -5,6 +5,8 @@ samples       one row a sample, without its arrays, so that a million of them st
 trajectories  the arrays (see `codec`), in a table of their own
 attempts      the ledger behind `success_rate`: verified attempts by query, context and step; never evicted
 steps         running totals at the end of each step: `stats` reads the last row, `forget_after` goes back to an earlier
+digests       at the end of each step, a running digest of all checksums ever stored (see `totals`); files of earlier
+              versions have none
 settled       one row: the step that no rewind may pass, and how many evicted rows were removed for good
 """
 
@@ -82,6 +84,9 @@ CREATE TABLE settled (step INTEGER NOT NULL, rows INTEGER NOT NULL);
 INSERT INTO settled VALUES (-1, 0);
 """
 
+# Apart from the schema, whose version it does not raise: files without it are read and written by all versions.
+_DIGESTS = "CREATE TABLE IF NOT EXISTS digests (step INTEGER PRIMARY KEY, digest BLOB NOT NULL)"
+
 
 def lock_for_writing(path: str) -> FileLock:
     """The lock `<path>.lock` of the only writer, or a `SampleBufferError` that names who holds it.
@@ -122,6 +127,7 @@ def connect_writer(path: str) -> sqlite3.Connection:
         db.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
         # Some builds overwrite deleted pages with zeros, which doubles the cost of `settle`; nothing here is secret.
         db.execute("PRAGMA secure_delete = OFF").fetchone()
+        db.execute(_DIGESTS)
     return db
 
 
@@ -212,7 +218,7 @@ def _create(path: str) -> None:
 def _create_tables(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
-    db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+    db.executescript(f"BEGIN; {_SCHEMA} {_DIGESTS}; COMMIT;")
 
 
 def sync_directory(path: str) -> None:

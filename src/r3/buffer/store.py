@@ -8,12 +8,12 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
 from r3.buffer import answers, damage, exchange, schema, stored, totals
-from r3.buffer.answers import Attempts, LedgerEntry, Overview, Reflected, Rewound, Stats
+from r3.buffer.answers import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.errors import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.buffer.totals import NOTHING
@@ -51,6 +51,7 @@ class SampleBuffer:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = self._connect()
+        self._files = self._in_place() if not read_only else {}
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str]) -> Self:
@@ -98,13 +99,14 @@ class SampleBuffer:
                 f"step {step}, call forget_after({step - 1}) first"
             )
         keys: dict[str, int] = {}
+        checksums: list[tuple[int, int]] = []
         for sample_id, sample in enumerate(samples, before.next_id):
             try:
                 if sample.id is not None:
                     raise ValueError(f"it already has id {sample.id}, add only new samples and not replayed ones")
                 if sample.query_id not in keys:
                     keys[sample.query_id] = _query_key(db, sample.query_id)
-                stored.insert(db, sample, sample_id, keys[sample.query_id])
+                checksums.append((sample_id, stored.insert(db, sample, sample_id, keys[sample.query_id])))
             except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
                 raise SampleBufferError(
                     f"{self.path}: a sample of query {sample.query_id!r} at step {step} cannot be stored: {error}; "
@@ -113,6 +115,7 @@ class SampleBuffer:
         _enter_attempts(db, step, samples, keys)
         after = before.plus(step, samples, max(before.queries, *keys.values()))
         totals.save(db, evict(db, after, keys.values(), self.per_query, self.total))
+        totals.extend_digest(db, step, checksums)
 
     def forget_after(self, step: int) -> Rewound:
         """Go back to the exact state at the end of `step`: contents, ledger, statistics and the next id.
@@ -133,6 +136,7 @@ class SampleBuffer:
             db.execute("DELETE FROM attempts WHERE step > ?", (step,))
             db.execute("DELETE FROM queries WHERE key > ?", (then.queries,))
             db.execute("DELETE FROM steps WHERE step > ?", (step,))
+            db.execute("DELETE FROM digests WHERE step > ?", (step,))
         return Rewound(removed, restored)
 
     def settle(self, step: int) -> int:
@@ -265,6 +269,21 @@ class SampleBuffer:
         with self._reading("reading an overview") as db:
             return answers.overview(db, hardest)
 
+    def contents(self, until: int | None = None) -> Contents:
+        """What was stored so far, or up to the end of step `until`, in figures that a checkpoint can keep."""
+        with self._reading("reading its totals") as db:
+            return answers.contents(db, until)
+
+    def settled(self) -> int:
+        """The step that no rewind may pass; -1 before the first `settle`."""
+        with self._reading("reading how far it can go back") as db:
+            return int(db.execute("SELECT step FROM settled").fetchone()[0])
+
+    def missing_rows(self, until: int) -> int:
+        """How many samples the totals of step `until` count that the table does not hold."""
+        with self._reading("counting its samples") as db:
+            return answers.missing_rows(db, until)
+
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
         with self._reading("reading statistics") as db:
@@ -346,8 +365,30 @@ class SampleBuffer:
         """All that is written inside is on disk afterwards, or none of it."""
         if self.read_only:
             raise SampleBufferError(f"{self.path}: opened read-only; open it with SampleBuffer(path) to write")
-        with self._turn, explained(self.path, doing), schema.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
-            yield db
+        with self._turn, explained(self.path, doing):
+            self._refuse_if_moved()
+            with schema.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
+                yield db
+            self._files = self._in_place()
+
+    def _in_place(self) -> dict[str, tuple[int, int]]:
+        """Which files bear the buffer's names now."""
+        found = {}
+        for name in () if self.path == schema.MEMORY else (self.path, self.path + "-wal"):
+            with suppress(FileNotFoundError):
+                status = os.stat(name)
+                found[name] = status.st_dev, status.st_ino
+        return found
+
+    def _refuse_if_moved(self) -> None:
+        """Writing into a file that was removed or replaced would succeed, and be lost when we let go of it."""
+        now = self._in_place()
+        for name, file in self._files.items():
+            if now.get(name) != file:
+                raise SampleBufferError(
+                    f"{name}: removed or replaced while it was being written to; nothing more is stored: put it back "
+                    "as it was, then go on from there"
+                )
 
     def _open_db(self) -> sqlite3.Connection:
         if os.getpid() != self._pid:

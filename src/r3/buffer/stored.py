@@ -28,13 +28,17 @@ class Stored(NamedTuple):
 
 def insert(
     db: sqlite3.Connection, sample: Sample, sample_id: int, query_key: int, evicted_at: int | None = None
-) -> None:
-    """Store one sample under `sample_id`; ValueError or TypeError if it cannot be stored as it is."""
+) -> int:
+    """Store one sample under `sample_id`, and return its checksum.
+
+    ValueError or TypeError if it cannot be stored as it is.
+    """
     arrays = codec.encode(sample.tokens, sample.logprobs, sample.entropies)
     fields = _fields(sample)
     crc = _checksum((sample_id, sample.query_id, *fields), arrays)
     db.execute(_INSERT_SAMPLE, (sample_id, query_key, *fields, crc, evicted_at))
     db.execute(_INSERT_ARRAYS, (sample_id, arrays))
+    return crc
 
 
 def read(db: sqlite3.Connection, path: str, sample_id: int) -> Stored | None:

@@ -1,8 +1,14 @@
-"""Running totals at the end of each step: cheap statistics, and the exact state to which a rewind returns."""
+"""Running totals at the end of each step: cheap statistics, and the exact state to which a rewind returns.
+
+Beside them a running digest: of the digest before and of the checksum of every sample that the step stored. Two buffers
+with the same digest were filled with the same samples in the same order; it costs a hash of 16 bytes per sample.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -75,6 +81,33 @@ def load(db: sqlite3.Connection, until: int | None = None) -> Totals:
 def save(db: sqlite3.Connection, totals: Totals) -> None:
     marks = ", ".join("?" * len(astuple(totals)))
     db.execute(f"INSERT OR REPLACE INTO steps VALUES ({marks})", astuple(totals))
+
+
+def load_digest(db: sqlite3.Connection, until: int | None = None) -> bytes | None:
+    """The running digest now, or at the end of step `until`; None in files of earlier versions and salvaged ones."""
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'digests'").fetchone() is None:
+        return None
+    where = "" if until is None else "WHERE step <= ?"
+    row = db.execute(
+        f"SELECT digest FROM digests {where} ORDER BY step DESC LIMIT 1", () if until is None else (until,)
+    ).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def digests(db: sqlite3.Connection) -> list[tuple[int, str]]:
+    """Every step's, as text."""
+    if load_digest(db) is None:
+        return []
+    return [(step, digest.hex()) for step, digest in db.execute("SELECT step, digest FROM digests ORDER BY step")]
+
+
+def extend_digest(db: sqlite3.Connection, step: int, checksums: Sequence[tuple[int, int]]) -> None:
+    """Take in the (id, checksum) of the samples that were stored at `step`."""
+    digest = hashlib.blake2b(load_digest(db) or b"", digest_size=16)
+    digest.update(struct.pack("<Q", step))
+    for sample_id, checksum in checksums:
+        digest.update(struct.pack("<QQ", sample_id, checksum))
+    db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", (step, digest.digest()))
 
 
 def rebuild(db: sqlite3.Connection, kept: dict[int, Totals]) -> list[Totals]:

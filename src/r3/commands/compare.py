@@ -24,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", nargs="?", metavar="RECIPE.yaml", help="a recipe; without one, the embedded default")
     add("overrides", nargs="*", metavar="key=value", help="settings over the recipe's, the same for every method")
-    add("--methods", default=METHODS, metavar="A,B", help=f"presets to compare ({METHODS})")
+    add("--methods", default=METHODS, metavar="A,B", help=f"methods to compare, of r3 methods ({METHODS})")
     add("--variant", action="append", default=[], metavar="NAME=PRESET,key=value", help="a preset changed; repeatable")
     add("--seeds", type=seeds, default=range(3), metavar="N|A-B", help="seeds 0 to N-1 of every method (3), or A to B")
+    looked_at = "seeds that settings were chosen on, as in --seeds: the report makes no claim from them"
+    add("--looked-at", type=seeds, default=(), metavar="N|A-B", help=looked_at)
     add("--tokens", type=_positive, metavar="N", help="generated tokens that every cell may spend")
     add("--evaluations", type=_positive, default=8, metavar="N", help="evaluations on the way, equally spaced (8)")
     add("--baseline", metavar="NAME", help="what the others are measured against (grpo)")
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
-    from r3.compare.plan import make_plan, save_plan
+    from r3.compare.plan import make_plan, save_plan, undeclared
     from r3.compare.runner import held, run_cells
     from r3.errors import FAILED, SIGNALS, ConfigError
 
@@ -75,9 +77,12 @@ def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
         evaluations=arguments.evaluations,
         baseline=arguments.baseline,
         level=arguments.level,
+        looked_at=arguments.looked_at,
     )
     out = arguments.out or Path("compare") / (Path(recipe).stem if recipe else "embedded")
     with held(out):
+        for line in undeclared(plan, out):
+            _say(line)
         save_plan(plan, out)
         done = run_cells(plan, out, jobs=arguments.jobs, keep=arguments.keep, say=_say)
     if done.stopped_by is not None:

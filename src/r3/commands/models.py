@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--to", type=Path, metavar="DIR", help="where to write it (models/NAME)")
     make.add_argument("--seed", type=int, default=0, metavar="N", help="of its weights (0)")
     make.set_defaults(run=_make)
+    text = "merge LoRA adapters (a checkpoint of a LoRA run) into their base model and write the whole model"
+    merge = actions.add_parser("merge", help=text, description=text)
+    merge.add_argument("folder", type=Path, metavar="FOLDER", help="has adapter_config.json, as a checkpoint's policy")
+    merge.add_argument("--to", type=Path, metavar="DIR", required=True, help="where to write the model")
+    merge.add_argument("--base", metavar="MODEL", help="where the base model lies now, if not where the adapters say")
+    merge.set_defaults(run=_merge)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -78,6 +84,21 @@ def _make(arguments: argparse.Namespace) -> int:
         tokenizer.save_pretrained(prepared)
         prepared.rename(folder)  # whole or not at all
     print(f"written    {folder}: {model.num_parameters():,} parameters, untrained; teach it with r3 sft")
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    import tempfile
+
+    from r3.models.merge import merge
+
+    folder = _new_folder(arguments)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".r3-merge-") as scratch:
+        prepared = Path(scratch) / "folder"
+        merged = merge(arguments.folder, prepared, base=arguments.base)
+        prepared.rename(folder)  # whole or not at all
+    print(f"merged     {merged}")
+    print(f"written    {folder}: use it with model.path={folder}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`r3 train`: train a policy with R³, GRPO or DAPO."""
+"""`r3 train`: train a policy with R³, GRPO, DAPO or another method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument("recipe", nargs="?", metavar="RECIPE.yaml", help="a recipe; without one, the embedded default")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="settings over the recipe's, e.g. method=grpo")
     train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this directory")
+    train.add_argument(
+        "--allow-changed-data", action="store_true", help="with --resume: go on though data set or tokenizer changed"
+    )
     train.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and stop")
+    train.add_argument("--changed", action="store_true", help="with --print-config: only what differs from defaults")
     train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
     train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of so many")
     train.add_argument("--quiet", action="store_true", help="no table at the end")
@@ -23,7 +27,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or only look at what would be trained; returns the exit code."""
-    from r3.config import load_config
+    from r3.config import changes, load_config
     from r3.config_text import describe
     from r3.errors import ConfigError
 
@@ -40,8 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
             config = resumed_config(arguments.resume, given=given if recipe else None)
     else:
         config = given
+    if arguments.changed and not arguments.print_config:
+        raise ConfigError("--changed is for --print-config: r3 train … --print-config --changed")
+    if arguments.allow_changed_data and arguments.resume is None:
+        raise ConfigError("--allow-changed-data is for --resume: a new run takes the data as it is")
     if arguments.print_config:
-        print(describe(config))
+        print(changes(config) if arguments.changed else describe(config))
         return 0
     processes = arguments.processes
     if processes is not None and (processes < 1 or not arguments.dry_run):
@@ -60,15 +68,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_training(config: object, arguments: argparse.Namespace) -> int:
+    import contextlib
     import logging
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
-    from r3.train.report import print_report
+    from r3.config import Config
     from r3.train.session import train
+    from r3.train.summary import print_report
 
-    finished = train(config, arguments.resume)  # type: ignore[arg-type]  # r3.config is imported late
+    assert isinstance(config, Config)
+    finished = train(config, arguments.resume, allow_changed_data=arguments.allow_changed_data)
     if finished is None:  # not the process that leads
         return 0
     if not arguments.quiet and finished.stopped_by is None:
-        print_report(finished.directory)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: the run is finished all the same
+            print_report(finished.directory)
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]

@@ -18,7 +18,6 @@ from r3.compare.statistics import (
     mean_interval,
     on_grid,
     paired_test,
-    smoothed,
     token_ratio,
     tokens_to_reach,
 )
@@ -37,10 +36,22 @@ class Band:
 
 
 class Comparison:
-    """A comparison's finished cells."""
+    """A comparison's finished cells, those that claims are made from: the seeds that no setting was chosen on.
+
+    The others are a comparison of their own, `looked_at`. If there are no fresh seeds, this one holds what was looked
+    at and is `exploratory`: its numbers are told, and nothing is claimed from them.
+    """
 
     def __init__(self, plan: dict[str, Any], records: Sequence[Record]) -> None:
-        self.plan = plan
+        looked_at = set(plan.get("looked_at", ()))
+        fresh = [record for record in records if record.seed not in looked_at]
+        self.exploratory = not fresh
+        self.looked_at: Comparison | None = None
+        if fresh and len(fresh) < len(records):
+            self.looked_at = Comparison(plan, [record for record in records if record.seed in looked_at])
+            records = fresh
+        self.plan = {**plan, "seeds": [seed for seed in plan["seeds"] if (seed in looked_at) == self.exploratory]}
+        plan = self.plan
         self.records = {
             name: sorted((r for r in records if r.variant == name), key=lambda r: r.seed) for name in plan["variants"]
         }
@@ -53,14 +64,25 @@ class Comparison:
         ]
         self.k = records[0].k
         self.problems = records[0].problems
+        self.by_problem = {len(e.get("right", ())) for record in records for e in record.evaluations} == {self.problems}
+        """Whether every cell has the results of each held-out problem, so that intervals are over problems too."""
         self.level: float | None = plan.get("level")
         self.baseline: str = plan["baseline"] if plan["baseline"] in self.names else self.names[0]
         every = -(-plan["tokens"] // plan["evaluations"])
         self.grid = [min(place * every, plan["tokens"]) for place in range(plan["evaluations"] + 1)]
 
     @classmethod
-    def read(cls, out: Path) -> Comparison:
-        return cls(*read_records(out))
+    def read(cls, source: Path) -> Comparison:
+        """From the --out of an `r3 compare`, or from its condensed file."""
+        return cls(*read_records(source))
+
+    def label(self, name: str) -> str:
+        """A variant's name in tables and figures, with what nobody should overlook about it."""
+        return f"{name} (truncated masked)" if self.masked(name) else name
+
+    def masked(self, name: str) -> bool:
+        """Whether truncated answers are masked out of its loss, so that it does not learn to stop."""
+        return bool(self.plan["variants"][name].get("method", {}).get("mask_truncated", False))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -71,16 +93,24 @@ class Comparison:
         return [record.seed for record in self.records[name]]
 
     def curves(self, name: str, metric: str, seeds: Sequence[int] | None = None) -> Array:
-        """Held-out curves on the grid. [seeds, grid]"""
+        """Held-out curves on the grid, of each problem or of all together. [seeds, problems or 1, grid]"""
         chosen = [r for r in self.records[name] if seeds is None or r.seed in seeds]
         return np.array([
-            on_grid([e["tokens"] for e in r.evaluations], [e[metric] for e in r.evaluations], self.grid)
+            [on_grid([e["tokens"] for e in r.evaluations], values, self.grid) for values in self._values(r, metric)]
             for r in chosen
         ])  # fmt: skip
 
+    def _values(self, record: Record, metric: str) -> Array:
+        """Of each evaluation. [problems or 1, evaluations]"""
+        if not self.by_problem:
+            return np.array([[e[metric] for e in record.evaluations]])
+        right = np.array([e["right"] for e in record.evaluations]).T
+        return right / self.k if metric == "pass@1" else (right > 0).astype(float)  # pass@k of k answers: any is right
+
     def band(self, name: str, metric: str) -> Band:
         """Of a held-out metric."""
-        return Band(self.grid, [_share(column.tolist()) for column in self.curves(name, metric).T])
+        curves = self.curves(name, metric)
+        return Band(self.grid, [_share(curves[:, :, place]) for place in range(len(self.grid))])
 
     def training_band(self, name: str, series: str) -> Band:
         """Of something measured in training (solve_none, entropy, …), where any seed has a value."""
@@ -94,11 +124,11 @@ class Comparison:
         return Band([float(tokens) for tokens, _ in found if tokens is not None], [point for _, point in found])
 
     def start(self, name: str, metric: str) -> Estimate:
-        return _share(self.curves(name, metric)[:, 0].tolist())
+        return _share(self.curves(name, metric)[:, :, 0])
 
     def final(self, name: str, metric: str) -> Estimate:
         """At the budget exactly: a last step that went over it is interpolated."""
-        return _share(self.curves(name, metric)[:, -1].tolist())
+        return _share(self.curves(name, metric)[:, :, -1])
 
     def best(self, name: str, metric: str) -> Estimate:
         """The best evaluation of each seed: higher than the truth by the luck of the best of many."""
@@ -123,13 +153,13 @@ class Comparison:
         return token_ratio(self.grid, ours, theirs)
 
     def tokens_to(self, name: str, level: float) -> float:
-        """Tokens at which the smoothed mean curve over seeds first has this pass@1; infinity if it never does."""
-        return tokens_to_reach(self.grid, smoothed(self.curves(name, "pass@1").mean(axis=0)), level)
+        """Tokens at which the mean curve over seeds first has this pass@1; infinity if it never does."""
+        return tokens_to_reach(self.grid, self.curves(name, "pass@1").mean(axis=(0, 1)), level)
 
     def test(self, name: str, other: str, metric: str) -> PairedTest:
         """Difference of the final values, seed by seed."""
         seeds = self.shared_seeds(name, other)
-        ours, theirs = (self.curves(which, metric, seeds)[:, -1].tolist() for which in (name, other))
+        ours, theirs = (self.curves(which, metric, seeds)[:, :, -1] for which in (name, other))
         return paired_test(ours, theirs)
 
     def references(self) -> list[str]:
@@ -148,6 +178,15 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers of the report, for other programs."""
+        looked_at = {} if self.looked_at is None else {"looked_at": self.looked_at.as_dict()["variants"]}
+        return {
+            "exploratory": self.exploratory,
+            "by_problem": self.by_problem,
+            "variants": self._numbers(),
+            **looked_at,
+        }
+
+    def _numbers(self) -> dict[str, Any]:
         return {
             name: {
                 "seeds": self.seeds(name),
@@ -170,7 +209,7 @@ class Comparison:
         }
 
 
-def _share(values: Sequence[float]) -> Estimate:
+def _share(values: Sequence[float] | Array) -> Estimate:
     """Mean of shares; their interval ends where shares do."""
     found = mean_interval(values)
     if math.isnan(found.low):

@@ -1,4 +1,4 @@
-"""The figures: a line a variant over generated tokens, with the 95 % t interval over seeds shaded."""
+"""The figures: a line for each variant over generated tokens, with its 95 % interval shaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def figures_of(comparison: Comparison) -> list[Figure]:
             metric.replace("@", "_at_"),
             f"Held-out {metric}",
             f"{metric} (%)",
-            {name: comparison.band(name, metric) for name in names},
+            {comparison.label(name): comparison.band(name, metric) for name in names},
         )
         for metric in comparison.metrics
     ]
@@ -43,8 +43,8 @@ def figures_of(comparison: Comparison) -> list[Figure]:
         ("truncated", "Truncated answers", True),
         ("entropy", "Policy entropy", False),
     ):
-        bands = {name: comparison.training_band(name, series) for name in names}
-        found.append(Figure(series, title, "share (%)" if percent else "nats a token", bands, percent))
+        bands = {comparison.label(name): comparison.training_band(name, series) for name in names}
+        found.append(Figure(series, title, "share (%)" if percent else "nats per token", bands, percent))
     return found
 
 
@@ -64,18 +64,23 @@ def _draw(figure: Figure, folder: Path, formats: Sequence[str]) -> list[Path]:
         canvas = Canvas(figsize=(6.4, 4.0), layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.add_subplot()
-        for place, (label, band) in enumerate(figure.bands.items()):
-            _line(axes, label, band, place, 100 if figure.percent else 1)
+        draw_bands(axes, figure)
         axes.set_title(figure.title)
         axes.set_xlabel("generated tokens (thousands)")
         axes.set_ylabel(figure.up)
-        axes.set_ylim(0, _top(figure))
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize=8)
         paths = [folder / f"{figure.name}.{kind}" for kind in formats]
         for path, kind in zip(paths, formats, strict=True):
             canvas.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
     return paths
+
+
+def draw_bands(axes: Any, figure: Figure) -> None:
+    """The lines with their bands and a legend."""
+    for place, (label, band) in enumerate(figure.bands.items()):
+        _line(axes, label, band, place, 100 if figure.percent else 1)
+    axes.set_ylim(0, _top(figure))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
 
 
 def _top(figure: Figure) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from r3.config import Config, load_config
 from r3.errors import ConfigError
-from r3.method.settings import METHODS
+from r3.method.presets import METHODS
 from r3.run.files import write_atomically
 
 FORMAT = 1
@@ -55,6 +55,8 @@ class Plan:
     """The variant that the others are measured against."""
     level: float | None = None
     """A held-out pass@1 that the report gives the tokens to; it changes no cell."""
+    looked_at: tuple[int, ...] = ()
+    """Seeds that some setting was chosen on: the report makes no claim from them."""
 
     @property
     def every(self) -> int:
@@ -68,9 +70,11 @@ class Plan:
 
     def settings(self, variant: Variant, seed: int, directory: Path | str) -> list[str]:
         """The `key=value` settings of a cell, over the recipe's."""
+        preset, *changes = variant.overrides
         return [
+            preset,  # first: what is set for all lies over what the preset says
             *self.overrides,
-            *variant.overrides,
+            *changes,
             *ENDLESS,
             f"train.tokens={self.tokens}",
             f"evaluate.every_tokens={self.every}",
@@ -102,6 +106,7 @@ class Plan:
             "baseline": self.baseline,
             "level": self.level,
             "seeds": list(self.seeds),
+            "looked_at": list(self.looked_at),
             "common": {name: section for name, section in common.items() if name not in OWN},
             "variants": {
                 variant.name: {
@@ -124,6 +129,7 @@ def make_plan(
     evaluations: int,
     baseline: str | None,
     level: float | None = None,
+    looked_at: Sequence[int] = (),
 ) -> Plan:
     """The plan of a command line, every part of it checked before anything runs."""
     chosen = [_preset(name) for name in methods] + [parse_variant(text) for text in variants]
@@ -133,6 +139,9 @@ def make_plan(
         raise ConfigError(f"two variants are called {twice[0]!r}; give each --variant a name of its own")
     if not chosen:
         raise ConfigError("nothing to compare: name some --methods, or a --variant name=preset,key=value")
+    for override in overrides:
+        if override.partition("=")[0].strip() in ("method", "method.name"):
+            raise ConfigError(f"{override} would make every variant the same: name methods with --methods or --variant")
     first = baseline or ("grpo" if "grpo" in names else names[0])
     if first not in names:
         raise ConfigError(f"--baseline {first} is none of the variants: {', '.join(names)}")
@@ -140,9 +149,9 @@ def make_plan(
         raise ConfigError(f"--evaluations {evaluations} are more than the --tokens {tokens}")
     if level is not None and not 0 < level < 1:
         raise ConfigError(f"--level {level:g} is a pass@1 to reach: a share between 0 and 1")
-    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level)
-    for variant in chosen:
-        _check_equal(plan, variant)
+    looked = tuple(sorted(set(looked_at)))
+    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level, looked)
+    _check_different([(variant.name, _check_equal(plan, variant)) for variant in chosen])
     return plan
 
 
@@ -174,10 +183,26 @@ def parse_variant(text: str) -> Variant:
     return Variant(name, (*_preset(preset).overrides, *overrides))
 
 
-def _check_equal(plan: Plan, variant: Variant) -> None:
+def _check_equal(plan: Plan, variant: Variant) -> Config:
     config = plan.config(variant)
     if config.task.heldout == 0 and getattr(config.task, "heldout_path", None) is None:
         raise ConfigError("task.heldout=0: a comparison is of held-out accuracy; keep some problems apart")
+    return config
+
+
+def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
+    """Two names for one method would be two rows that differ by nothing, read as two methods that do."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    for name, config in configs:
+        settings = config.model_dump(include=set(OWN))
+        settings["method"].pop("name")  # what a method is called is not what it does
+        for other, before in seen:
+            if before == settings:
+                raise ConfigError(
+                    f"{other} and {name} resolve to the same settings: one method under two names; leave one out, or "
+                    "see what the recipe sets under method.*, which a preset does not undo"
+                )
+        seen.append((name, settings))
 
 
 def save_plan(plan: Plan, out: Path) -> dict[str, Any]:
@@ -204,8 +229,48 @@ def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, An
             f"{out} holds a comparison made otherwise ({', '.join(changed)}); choose another --out, or give the same "
             "settings to continue it"
         )
-    seeds = sorted({*old["seeds"], *new["seeds"]})
-    return {**new, "common": old["common"], "seeds": seeds, "variants": {**old["variants"], **new["variants"]}}
+    seeds, looked_at = (sorted({*old.get(key, ()), *new[key]}) for key in ("seeds", "looked_at"))
+    variants = {**old["variants"], **new["variants"]}
+    return {**new, "common": old["common"], "seeds": seeds, "looked_at": looked_at, "variants": variants}
+
+
+def undeclared(plan: Plan, out: Path) -> list[str]:
+    """A line for each comparison that has shown results for these seeds on this task, if the plan does not say so."""
+    fresh = plan.as_dict()
+    found = []
+    for path in sorted({out / "raw" / "plan.json", *out.parent.glob("*/raw/plan.json")}):
+        if not path.exists():
+            continue
+        old = json.loads(path.read_bytes())
+        own = path.parent.parent == out
+        beds = [(made["common"]["model"]["path"], made["common"]["task"]) for made in (old, fresh)]
+        if beds[0] != beds[1] or (own and fresh["variants"].keys() <= old["variants"].keys()):
+            continue  # of another bed; or the same command goes on with its own cells
+        seen = {int(raw.stem.rpartition("-seed")[2]) for raw in path.parent.glob("*-seed*.json")}
+        declared = {*plan.looked_at, *(old.get("looked_at", ()) if own else ())}
+        shared = sorted(seen & set(plan.seeds) - declared)
+        if shared:
+            found.append(
+                f"note: {path.parent.parent} has results for {seed_list(shared)} of this task already; if a setting "
+                "was chosen after seeing them, name them in --looked-at and add fresh seeds"
+            )
+    return found
+
+
+def seed_list(seeds: Sequence[int]) -> str:
+    """Seeds in words.
+
+    >>> seed_list([0, 1, 2, 5]), seed_list([4])
+    ('seeds 0 to 2, 5', 'seed 4')
+    """
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    told = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {told}"
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -1,4 +1,7 @@
-"""The raw numbers of a cell: a small JSON file made from a finished run's metrics. Reports are made of these alone."""
+"""The raw numbers of a cell: a small JSON file made from a finished run's metrics. Reports are made of these alone.
+
+A comparison's plan and cells lie in its --out as raw/plan.json and a file for each cell, or condensed in one file.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,9 @@ class Record:
     k: int
     """Answers to each held-out problem, so the k of its pass@k."""
     problems: int
-    evaluations: Sequence[Mapping[str, float]]
-    """In order: step, tokens, pass@1, pass@k, truncated, length."""
+    evaluations: Sequence[Mapping[str, Any]]
+    """In order: step, tokens, pass@1, pass@k, truncated, length; and how many answers to each held-out problem were
+    `right`, which cells of older runs do not have."""
     training: Mapping[str, Sequence[float | None]]
     totals: Mapping[str, float]
     versions: Mapping[str, str | None]
@@ -78,8 +82,8 @@ def record_of(directory: Path, *, variant: str, seed: int, command: str, tokens:
     )
 
 
-def _evaluation(line: Mapping[str, Any], k: int) -> dict[str, float]:
-    return {
+def _evaluation(line: Mapping[str, Any], k: int) -> dict[str, Any]:
+    found = {
         "step": line["step"],
         "tokens": line.get("tokens/total", 0),
         "pass@1": _tidy(line["heldout/accuracy"]),
@@ -87,6 +91,8 @@ def _evaluation(line: Mapping[str, Any], k: int) -> dict[str, float]:
         "truncated": _tidy(line["heldout/truncated"]),
         "length": _tidy(line["heldout/tokens"]),
     }
+    each = line.get("heldout/right_each")  # runs of older versions have the sum alone
+    return found if each is None else {**found, "right": each}
 
 
 def _binned(steps: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, list[float | None]]:
@@ -126,14 +132,36 @@ def write_record(record: Record, out: Path) -> None:
     write_atomically(path, (json.dumps(record.as_dict(), ensure_ascii=False) + "\n").encode())
 
 
-def read_records(out: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The plan and the finished cells of a comparison, in the plan's order."""
+def read_records(source: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The plan and the finished cells of a comparison, in the plan's order, from its --out or its condensed file."""
+    plan, cells = _condensed(source) if source.is_file() else _folder(source)
+    records = [Record(**cell) for cell in cells]
+    if not records:
+        raise RunError(f"{source}: no cell of the comparison is finished yet; run r3 compare again to go on")
+    return plan, records
+
+
+def _folder(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         plan = json.loads((out / "raw" / "plan.json").read_bytes())
     except OSError as error:
         raise RunError(f"{out}: no comparison there (no raw/plan.json); give the --out of an r3 compare") from error
     paths = [record_path(out, name, seed) for name in plan["variants"] for seed in plan["seeds"]]
-    records = [Record(**json.loads(path.read_bytes())) for path in paths if path.exists()]
-    if not records:
-        raise RunError(f"{out}: no cell of the comparison is finished yet; run r3 compare again to go on")
-    return plan, records
+    return plan, [json.loads(path.read_bytes()) for path in paths if path.exists()]
+
+
+def _condensed(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    try:
+        found = json.loads(path.read_bytes())
+        return found["plan"], found["cells"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: not a condensed comparison (a JSON file with a plan and cells)") from error
+
+
+def condense(plan: Mapping[str, Any], records: Sequence[Record], path: Path) -> None:
+    """The whole comparison as one JSON file with a line for each cell: equal numbers are equal bytes."""
+    lines = [json.dumps(record.as_dict(), ensure_ascii=False) for record in records]
+    head = json.dumps(plan, ensure_ascii=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = ",\n".join(lines)
+    write_atomically(path, f'{{"plan": {head},\n"cells": [\n{cells}\n]}}\n'.encode())

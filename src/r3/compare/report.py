@@ -9,6 +9,7 @@ from pathlib import Path
 
 from r3.compare.analysis import Comparison
 from r3.compare.figures import FORMATS, Figure, figures_of, write_figures
+from r3.compare.plan import seed_list
 from r3.compare.tables import Table, tables_of
 from r3.compare.targets import targets_of
 from r3.run.files import write_atomically
@@ -51,7 +52,8 @@ def markdown(
         parts += [f"{mark}# {table.title}", markdown_table(table), table.note]
     parts += [f"{mark}# Curves"] if figures else []
     parts += [f"![{figure.title}]({folder}/{figure.name}.svg)" for figure in figures]
-    parts += [f"{mark}# Commands", "Each cell is a run of its own:", f"```\n{commands(comparison)}\n```"]
+    where = f", at commit {comparison.plan['commit']}" if "commit" in comparison.plan else ""
+    parts += [f"{mark}# Commands", f"Each cell is a run of its own{where}:", f"```\n{commands(comparison)}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -62,7 +64,7 @@ def markdown_table(table: Table) -> str:
 
 
 def commands(comparison: Comparison) -> str:
-    """One command a variant, with its first seed; the others differ in run.seed and run.dir."""
+    """One command for each variant, with its first seed; the others differ in run.seed and run.dir."""
     return "\n".join(comparison.records[name][0].command for name in comparison.names)
 
 
@@ -70,15 +72,24 @@ def _setting(c: Comparison) -> list[str]:
     """What was held equal, in words; and what is not there yet."""
     common = c.plan["common"]
     model, task, train, rollout = (common[name] for name in ("model", "task", "train", "rollout"))
-    record, seeds = c.records[c.names[0]][0], len(c.plan["seeds"])
+    record = c.records[c.names[0]][0]
+    looked_at = c.looked_at.plan["seeds"] if c.looked_at is not None else []
     said = [
         f"Recipe {c.plan['recipe'] or 'embedded default'}, model {model['path']}, task {_task_name(task)}; "
-        f"{c.plan['tokens']:,} generated tokens a cell, {seeds} seed{'' if seeds == 1 else 's'}; "
-        f"{train['queries_per_step']} queries × {rollout['group_size']} answers a step, "
+        f"{c.plan['tokens']:,} generated tokens per cell, {seed_list(c.plan['seeds'])}; "
+        f"{train['queries_per_step']} queries × {rollout['group_size']} answers per step, "
         f"at most {rollout['max_tokens']} tokens each, learning rate {train['learning_rate']:g}. Equal for all "
         f"methods; the tokens of reflection groups and of resampled groups count. "
         f"torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
     ]
+    if c.exploratory:
+        said.append(
+            "**No fresh seeds:** settings were chosen on all of these, so nothing here is evidence for a claim."
+        )
+    if looked_at:
+        said.append(
+            f"Settings were chosen on {seed_list(looked_at)}: only the last table is of these, all else of the others."
+        )
     if c.missing:
         cells = ", ".join(f"{name} seed {seed}" for name, seed in c.missing)
         said.append(f"**Not finished:** {cells}. What follows is of the other cells.")

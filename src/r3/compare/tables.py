@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from r3.compare.analysis import Comparison
+from r3.compare.plan import seed_list
 from r3.evaluate.passk import Estimate
 
 
@@ -21,8 +22,12 @@ class Table:
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
-    tables = [_accuracy(comparison), _tokens(comparison), _groups(comparison), _work(comparison)]
-    return [*tables, _tests(comparison)] if len(comparison.names) > 1 else tables
+    c = comparison
+    if c.exploratory:
+        return [_looked_at(c), _groups(c), _work(c)]
+    tables = [_accuracy(c), _tokens(c), _groups(c), _work(c)]
+    tables += [_tests(c)] if len(c.names) > 1 else []
+    return tables if c.looked_at is None else [*tables, _looked_at(c.looked_at)]
 
 
 def percent(found: Estimate) -> str:
@@ -53,10 +58,24 @@ def times(found: Estimate) -> str:
     return one(found.value, "×") + interval
 
 
+def _over(c: Comparison) -> str:
+    """What intervals are over."""
+    return "over seeds and problems" if c.by_problem else "over seeds only (there are no results of each problem)"
+
+
+def _masked(c: Comparison) -> str:
+    if not any(c.masked(name) for name in c.names):
+        return ""
+    return (
+        " Truncated masked: DAPO with truncated answers masked out of the loss (not the published recipe, which has a "
+        "penalty for long answers); it does not learn to stop, and no claim to be ahead of DAPO can rest on it."
+    )
+
+
 def _accuracy(c: Comparison) -> Table:
     rows = [
         [
-            name,
+            c.label(name),
             str(len(c.seeds(name))),
             percent(c.start(name, "pass@1")),
             *(percent(part(name, metric)) for metric in c.metrics for part in (c.final, c.best)),
@@ -70,8 +89,9 @@ def _accuracy(c: Comparison) -> Table:
         header,
         rows,
         f"{c.problems} held-out problems, {c.k} answer{'s' if c.k > 1 else ''} each, under the plain prompt. Mean over "
-        "seeds with the 95 % t interval. Final: at the token budget exactly. Best: of each seed's evaluations, so "
-        "higher than the truth by the luck of the best of many.",
+        f"seeds with the 95 % t interval {_over(c)}. Final: at the token budget exactly. Best: of each seed's "
+        "evaluations, so higher than the truth by the luck of the best of many, with the interval over seeds."
+        + _masked(c),
     )
 
 
@@ -79,7 +99,7 @@ def _tokens(c: Comparison) -> Table:
     references = c.references()
     rows = []
     for name in c.names:
-        row = [name, f"{c.total(name, 'tokens/generated'):,.0f}", f"{c.total(name, 'steps'):.0f}"]
+        row = [c.label(name), f"{c.total(name, 'tokens/generated'):,.0f}", f"{c.total(name, 'steps'):.0f}"]
         for reference in references:
             if name == reference or not c.shared_seeds(name, reference):
                 row += ["–", "–"]
@@ -89,15 +109,15 @@ def _tokens(c: Comparison) -> Table:
         rows.append(row if c.level is None else [*row, _count(c.tokens_to(name, c.level))])
     header = ["method", "tokens generated", "steps"]
     for reference in references:
-        header += [f"tokens to {reference}'s final pass@1", f"as a share of {reference}'s own"]
+        header += [f"tokens to {c.label(reference)}'s final pass@1", f"as a share of {c.label(reference)}'s own"]
     header += [] if c.level is None else [f"tokens to {c.level:.1%}"]
     return Table(
         "Tokens to reach the same accuracy",
         header,
         rows,
-        "Where the mean curve over seeds, smoothed over three evaluations, first reaches the other method's final "
-        "value. Intervals: 95 % percentile bootstrap over seeds, the same seeds drawn for both; with so few seeds they "
-        "are too narrow. Not reached: not within the budget.",
+        "Where the mean curve over seeds first reaches the other method's final value, by straight lines between "
+        f"evaluations. Intervals: 95 % percentile bootstrap {_over(c)}, drawn alike for both methods; with so few "
+        "seeds they are too narrow. Not reached: not within the budget.",
     )
 
 
@@ -111,7 +131,7 @@ def _groups(c: Comparison) -> Table:
 
     rows = [
         [
-            name,
+            c.label(name),
             *trend(name, "accuracy"),
             *trend(name, "solve_none"),
             percent(c.edge(name, "solve_all", last=True)),
@@ -122,7 +142,7 @@ def _groups(c: Comparison) -> Table:
     ]
     header = ["method", "accuracy, start", "accuracy, end", "solve-none, start", "solve-none, end", "solve-all, end"]
     return Table(
-        "In training: accuracy, groups that teach nothing by themselves, truncation (%), entropy (nats a token)",
+        "In training: accuracy, groups that teach nothing by themselves, truncation (%), entropy (nats per token)",
         [*header, "truncated, start", "truncated, end", "entropy, start", "entropy, end"],
         rows,
         "On the training problems under the plain prompt, over the first and the last tenth of the budget, resampled "
@@ -136,7 +156,7 @@ def _work(c: Comparison) -> Table:
 
     rows = [
         [
-            name,
+            c.label(name),
             f"{count(name, 'replay/samples')} in {count(name, 'replay/joined')} "
             f"({count(name, 'replay/cross_context')})",
             f"{count(name, 'groups/reflection')} ({count(name, 'reflection/solved')})",
@@ -169,13 +189,37 @@ def _tests(c: Comparison) -> Table:
         for metric in c.metrics:
             found = c.test(ours, theirs, metric)
             p = f"{found.p_sign_flip:.3g} (least possible {found.p_least:.3g})"
-            rows.append([f"{ours} − {theirs}", metric, str(found.seeds), percent(found.difference), p])
+            rows.append(
+                [f"{c.label(ours)} − {c.label(theirs)}", metric, str(found.seeds), percent(found.difference), p]
+            )
     return Table(
         "Paired tests of the final values (percentage points)",
         ["difference", "metric", "seeds", "mean difference, 95 % t interval", "exact sign-flip p"],
         rows,
         "Seed by seed: variants of one seed share the queries' order, the held-out problems and the evaluation's "
-        "random numbers. The t interval takes the differences for normal. The sign-flip test takes nothing for "
-        "granted, but with n seeds its p cannot be below 2/2ⁿ, so five seeds or fewer cannot reject at 5 %. Neither is "
-        "corrected for the number of comparisons.",
+        f"random numbers. Intervals {_over(c)}; they take the differences for normal. The sign-flip test takes nothing "
+        "for granted, but with n seeds its p cannot be below 2/2ⁿ, so five seeds or fewer cannot reject at 5 %. "
+        "Neither is corrected for the number of comparisons.",
+    )
+
+
+def _looked_at(c: Comparison) -> Table:
+    """What is known of the seeds that no claim is made from, in one table."""
+    references = c.references()
+    rows = []
+    for name in c.names:
+        row = [c.label(name), str(len(c.seeds(name)))]
+        row += [percent(part(name, "pass@1")) for part in (c.start, c.final)]
+        for reference in references:
+            apart = name == reference or not c.shared_seeds(name, reference)
+            row.append("–" if apart else times(c.token_ratio(name, reference).ratio))
+        rows.append(row)
+    header = ["method", "seeds", "pass@1 at the start", "final pass@1"]
+    header += [f"tokens to {c.label(name)}'s final pass@1" for name in references]
+    return Table(
+        f"Looked at: {seed_list(c.plan['seeds'])}, which settings were chosen on",
+        header,
+        rows,
+        f"Told for completeness, evidence for nothing: methods were tuned on these seeds. Intervals {_over(c)}."
+        + _masked(c),
     )

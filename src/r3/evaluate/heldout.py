@@ -39,11 +39,12 @@ class HeldOut:
         found = estimate([right / self.samples for right in self.right], seed=0, resamples=RESAMPLES)
         return found.low, found.high
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, Any]:
         low, high = self.interval
-        found = {
+        found: dict[str, Any] = {
             "heldout/accuracy": sum(self.right) / self.total,
             "heldout/right": sum(self.right),
+            "heldout/right_each": list(self.right),
             "heldout/total": self.total,
             "heldout/low": low,
             "heldout/high": high,

@@ -14,7 +14,7 @@ class EvaluateSettings(Settings):
     """Evaluate every so many steps; 0 only before and after."""
     every_tokens: int = Field(0, ge=0)
     """Evaluate whenever so many more tokens have been generated in training; 0 to count steps alone."""
-    samples: int = Field(1, ge=1)
+    samples: int = Field(1, ge=1, le=100_000)
     """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=1e3)
     """Sampling temperature of the evaluation; 0 is greedy."""

@@ -9,6 +9,7 @@ With π the policy being trained, π_prox the policy at the start of the step an
     loss = Σ_t weight_t · (ℓ_t + β · KL_t)    KL_t = π_ref/π − log(π_ref/π) − 1
 
 GSPO's r and w are one number a sequence: the geometric mean over its tokens. Denominators are in the weights (`step`).
+With shaping, a replayed token has ℓ_t = −A · x/(x + β) instead, x being π(t) or π(t)/π_behave(t): without clip and w.
 
 Departures from the paper, and choices it leaves open:
 - For fresh samples π_prox = π_behave, so w = 1 and this is the paper's surrogate. For replayed ones the paper's naive
@@ -16,8 +17,14 @@ Departures from the paper, and choices it leaves open:
   π_prox and the staleness goes into the truncated w ("decoupled"). `correction: naive` gives the paper's literal form.
 - Where A < 0, PPO's minimum leaves r unbounded above. Fresh tokens never get there; a wrong answer replayed with the
   naive ratio does, where it shares a token with what the policy has learnt since. The dual clip c is for that.
-- A gate drops replayed tokens that the policy has left far behind: ratio outside [1/gate, gate] gives w = 0.
-- A sample drawn under another prompt has no behaviour log-probs for this one: π_behave := π_prox, so w = 1.
+- `correction: stopped` has w = min(π_prox/π_behave, 1), and 0 beyond 1 + ε_high for A > 0 (1 − ε_low for A < 0): the
+  truncated weight pulls hardest at what the policy has since learnt, this one stops there.
+- A gate drops replayed tokens that the policy has left far behind: π_prox/π_behave outside [1/gate, gate] gives w = 0,
+  whatever the correction.
+- A sample drawn under another prompt has no behaviour log-probs for this one: π_behave := π_prox, so w = 1 each time it
+  is replayed, and neither correction nor clip nor gate bounds how far its repetition may pull. Shaping by π does. The
+  diagnostics count such tokens as `other_context` and leave them out of ratios and effective sample size, where they
+  would look perfectly on-policy.
 - With one update a batch π_prox is π itself: no second forward is needed, `proximal_T` may be left out.
 
 Shapes: T tokens, S sequences, packed one after the other without padding.
@@ -73,6 +80,8 @@ class Diagnostics:
     gated_T: Tensor
     kl_T: Tensor
     origin_T: Tensor
+    moved_T: Tensor
+    """Drawn under another prompt: the ratio says nothing."""
 
     @staticmethod
     def merge(parts: Sequence[Diagnostics]) -> Diagnostics:
@@ -89,8 +98,10 @@ class Diagnostics:
         `ess` is (Σw)² / (n Σw²) of the untruncated ratios: 1 means on-policy, 1/n that one token rules.
         """
         out: dict[str, float] = {}
+        if moved := int(self.moved_T.sum()):
+            out["tokens/other_context"] = moved
         for index, origin in enumerate(ORIGINS):
-            here = self.origin_T == index
+            here = (self.origin_T == index) & ~self.moved_T
             n = int(here.sum())
             if n == 0:
                 continue
@@ -121,15 +132,13 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
     advantage_T = batch.advantage_S[batch.sequence_T]
     weight_T = batch.weight_S[batch.sequence_T]
     origin_T = batch.origin_S[batch.sequence_T]
-    proximal_T, behaviour_T = _old_policies(logprobs_T.detach(), origin_T, batch, settings)
+    replayed_T = origin_T == REPLAYED
+    start_T, behaviour_T = _old_policies(logprobs_T.detach(), origin_T, batch)
+    proximal_T = torch.where(replayed_T, behaviour_T, start_T) if settings.correction == "naive" else start_T
 
     ratio_T = _exp(_per_ratio(logprobs_T - proximal_T, batch, settings))
-    stale_T = _per_ratio(proximal_T - behaviour_T, batch, settings)
-    importance_T = _exp(stale_T).clamp(max=settings.importance_cap)
-    gated_T = torch.zeros_like(origin_T, dtype=torch.bool)
-    if settings.ratio_gate is not None:
-        gated_T = (origin_T == REPLAYED) & (stale_T.abs() > math.log(settings.ratio_gate))
-        importance_T = importance_T.masked_fill(gated_T, 0.0)
+    stale_T = _per_ratio(start_T - behaviour_T, batch, settings)
+    importance_T, gated_T = _importance(stale_T, advantage_T, replayed_T, settings)
 
     clipped_ratio_T = ratio_T.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     if settings.surrogate == "cispo":
@@ -138,6 +147,9 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
         gain_T = torch.minimum(ratio_T * advantage_T, clipped_ratio_T * advantage_T)
         if settings.dual_clip is not None:
             gain_T = torch.maximum(gain_T, settings.dual_clip * advantage_T.clamp(max=0))
+    if settings.shaping.by != "none":
+        importance_T = torch.where(replayed_T, (~gated_T).to(importance_T.dtype), importance_T)
+        gain_T = torch.where(replayed_T, advantage_T * _shaped(logprobs_T, behaviour_T, settings), gain_T)
     kl_T = _kl(logprobs_T, batch, settings)
     loss = (weight_T * (settings.kl * kl_T - importance_T * gain_T)).sum()
     diagnostics = Diagnostics(
@@ -146,24 +158,44 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
         gated_T=gated_T,
         kl_T=kl_T.detach(),
         origin_T=origin_T,
+        moved_T=batch.other_context_S[batch.sequence_T],
     )
     return Loss(loss, diagnostics)
 
 
-def _old_policies(
-    current_T: Tensor, origin_T: Tensor, batch: TokenBatch, settings: ObjectiveSettings
+def _importance(
+    stale_T: Tensor, advantage_T: Tensor, replayed_T: Tensor, settings: ObjectiveSettings
 ) -> tuple[Tensor, Tensor]:
-    """log π_prox and log π_behave of each token, by where it came from."""
+    """What each token weighs for its staleness log π_start/π_behave, and which ones the gate drops."""
+    ratio_T = _exp(stale_T)
+    importance_T = ratio_T.clamp(max=settings.importance_cap)
+    if settings.correction == "naive":  # replayed tokens have the ratio inside the clip
+        importance_T = torch.where(replayed_T, torch.ones_like(ratio_T), importance_T)
+    elif settings.correction == "stopped":
+        learnt_T = torch.where(advantage_T > 0, ratio_T > 1 + settings.clip_high, ratio_T < 1 - settings.clip_low)
+        importance_T = torch.where(replayed_T, ratio_T.clamp(max=1.0).masked_fill(learnt_T, 0.0), importance_T)
+    gated_T = torch.zeros_like(replayed_T)
+    if settings.ratio_gate is not None:
+        gated_T = replayed_T & (stale_T.abs() > math.log(settings.ratio_gate))
+    return importance_T.masked_fill(gated_T, 0.0), gated_T
+
+
+def _shaped(logprobs_T: Tensor, behaviour_T: Tensor, settings: ObjectiveSettings) -> Tensor:
+    """x/(x + β): steep where the policy hardly writes the token, flat where it has learnt it."""
+    log_x_T = logprobs_T if settings.shaping.by == "policy" else logprobs_T - behaviour_T
+    x_T = _exp(log_x_T)
+    return x_T / (x_T + settings.shaping.beta)
+
+
+def _old_policies(current_T: Tensor, origin_T: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """log π at the start of the step and log π_behave of each token, by where it came from."""
     moved_T = batch.other_context_S[batch.sequence_T]
     if batch.proximal_T is not None:
         proximal_T = batch.proximal_T
     else:
         # Fresh samples were drawn by the policy at the start of the step; the others meet it for the first time now.
         proximal_T = torch.where((origin_T == REPLAYED) | moved_T, current_T, batch.behaviour_T)
-    behaviour_T = torch.where(moved_T, proximal_T, batch.behaviour_T)
-    if settings.correction == "naive":
-        proximal_T = torch.where(origin_T == REPLAYED, behaviour_T, proximal_T)
-    return proximal_T, behaviour_T
+    return proximal_T, torch.where(moved_T, proximal_T, batch.behaviour_T)
 
 
 def _per_ratio(log_T: Tensor, batch: TokenBatch, settings: ObjectiveSettings) -> Tensor:

@@ -1,34 +1,39 @@
-"""Every number the method leaves open, as one validated tree; GRPO, DAPO, R³ and each ablation are values of it.
+"""Every number the method leaves open, as one validated tree; each method of `r3.method.presets` is a value of it.
 
 The paper does not state k, α, λ, τ, p or R_max in what we could read. The defaults below are ours; each says why.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from r3.method.presets import METHODS, OBJECTIVES, MethodName, ObjectiveName
 from r3.settings import Settings, Switchable
 
 
-def _from_preset(given: Any, presets: dict[str, dict[str, Any]], default: str) -> Any:
+def _from_preset(given: Any, presets: Mapping[Any, Mapping[str, Any]], default: str) -> Any:
     """`given` (a preset's name, or a mapping that may name one) laid over that preset."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, dict):
         return given
     # An unknown name falls through with its value: the field's own validation then lists the valid ones.
-    return _overlay(presets.get(given.get("name", default), {}), given)
+    name = given.get("name", default)
+    return _overlay(presets.get(name, {}) if isinstance(name, str) else {}, given)
 
 
-def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`above` over `below`, section by section, so that setting replay.k keeps a preset's replay.enabled."""
     merged = {**below, **above}
     for key, under in below.items():
         over = _as_section(above.get(key, {}))
-        if isinstance(under, dict) and isinstance(over, dict):
-            merged[key] = {**under, **over}
+        if not (isinstance(under, Mapping) and isinstance(over, dict)):
+            continue
+        # An objective that is named is that objective, whatever the method's would be.
+        merged[key] = over if key == "objective" and "name" in over else {**under, **over}
     return merged
 
 
@@ -50,8 +55,9 @@ class AdvantageSettings(Settings):
     """α of Eq. 3, in groups that hold replayed samples; above 1 it tempers them. 1 is plain standardisation."""
     eps: float = Field(1e-6, ge=0)
     """λ of Eq. 3, added to the scaled standard deviation."""
-    scale: Literal["std", "none"] = "std"
-    """Divide by the group's standard deviation (GRPO), or not (Dr. GRPO)."""
+    scale: Literal["std", "none", "mean", "batch_std"] = "std"
+    """Divide by the group's standard deviation (GRPO), by nothing (Dr. GRPO), by the group's mean reward (MaxRL; no
+    reward may be negative), or by the standard deviation of the batch's centred rewards (REINFORCE++)."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """Subtract the group's mean (GRPO) or the mean of the other samples (RLOO)."""
     cap: float | None = Field(None, gt=0)
@@ -164,10 +170,20 @@ class ResampleSettings(Switchable):
     """Most extra rounds of sampling to fill a batch; after that the batch is trained as full as it got."""
 
 
+class ShapingSettings(Settings):
+    """Replayed tokens learn by A · x/(x + β) instead of the clipped ratio: rare tokens pull, learnt ones stop."""
+
+    by: Literal["none", "policy", "ratio"] = "none"
+    """What x is: the policy's probability of the token (LUFFY; also bounds what came from another prompt), or its ratio
+    to the policy that drew it (ExGRPO)."""
+    beta: float = Field(0.1, gt=0)
+    """β: the x at which half of the pull is gone."""
+
+
 class ObjectiveSettings(Settings):
     """The surrogate that is maximised. `objective: gspo` (or grpo, dapo, dr_grpo, cispo) picks a preset."""
 
-    name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
+    name: ObjectiveName = "grpo"
     """The preset that the other fields start from."""
     ratio: Literal["token", "sequence"] = "token"
     """Importance ratio per token, or one per sequence (the geometric mean of its tokens', GSPO)."""
@@ -178,8 +194,8 @@ class ObjectiveSettings(Settings):
     mean_over: Literal["queries", "groups"] = "queries"
     """What the loss is a mean over: the queries of a batch, so that a reflection group adds to the gradient, or all its
     groups, so that it takes from the others'."""
-    constant_length: int = Field(8192, ge=1)
-    """The constant that a sequence's sum is divided by when normalise = constant."""
+    constant_length: int | None = Field(None, ge=1)
+    """The constant that a sequence's sum is divided by when normalise = constant; None: rollout.max_tokens."""
     clip_low: float = Field(0.2, ge=0, le=1)
     """The ratio is clipped below at 1 − this."""
     clip_high: float = Field(0.2, ge=0)
@@ -188,12 +204,22 @@ class ObjectiveSettings(Settings):
     """With a negative advantage the ratio counts at most this (dual-clip PPO); None leaves it unbounded there."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference policy (k3 estimator); 0 for none."""
-    correction: Literal["truncated", "naive"] = "truncated"
-    """Stale tokens: truncated importance weights (decoupled from the clip), or the naive ratio inside the clip."""
+    correction: Literal["truncated", "stopped", "naive"] = "truncated"
+    """Stale tokens: truncated importance weights (decoupled from the clip); the same capped at 1 and ending where the
+    policy has moved past the clip; or the naive ratio inside the clip."""
     importance_cap: float = Field(2.0, gt=0)
     """Truncation of the importance weights."""
     ratio_gate: float | None = Field(10.0, gt=1)
     """Replayed tokens whose importance ratio is outside [1/gate, gate] teach nothing; None for no gate."""
+    shaping: ShapingSettings = Field(default_factory=ShapingSettings)
+    """Another objective for replayed tokens."""
+
+    @property
+    def constant(self) -> int:
+        """`constant_length`, which must be known by the time that losses are weighed (`Config.settled`)."""
+        if self.constant_length is None:
+            raise ValueError("normalise=constant needs objective.constant_length, e.g. the limit of generated tokens")
+        return self.constant_length
 
     @model_validator(mode="before")
     @classmethod
@@ -201,29 +227,46 @@ class ObjectiveSettings(Settings):
         return _from_preset(given, OBJECTIVES, "grpo")
 
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "dapo": {"normalise": "token", "clip_high": 0.28},
-    "dr_grpo": {"normalise": "constant"},
-    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"surrogate": "cispo", "normalise": "token", "clip_low": 1.0, "clip_high": 4.0},
-}
+class OverlongSettings(Settings):
+    """DAPO's soft punishment of answers that come near the length limit."""
+
+    enabled: Literal["auto"] | bool = "auto"
+    """Whether answers near the limit lose reward; auto: as the method was published (DAPO yes, others no)."""
+    buffer: float = Field(0.2, gt=0, le=1)
+    """Share of rollout.max_tokens, at its end, over which the punishment grows in a line (DAPO: 4,096 of 20,480)."""
+    factor: float = Field(0.5, gt=0)
+    """What an answer at the limit loses. DAPO's 1 is for rewards of −1 and 1; ours are 0 and 1, hence half."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_on_off(cls, given: Any) -> Any:
+        return _as_section(given)
 
 
 class RewardSettings(Settings):
-    """Right: 1 + length bonus; wrong: 0."""
+    """Right: 1 + length bonus; wrong: 0; less what being near the length limit costs."""
 
-    length_bonus: bool = True
-    """Add max(0, 1 − l / length_limit) to a right answer of l tokens."""
+    length_bonus: Literal["auto"] | bool = "auto"
+    """Add max(0, 1 − l / length_limit) to a right answer of l tokens; auto: as the method was published (R³ yes, others
+    no)."""
     length_limit: int = Field(32768, ge=1)
     """L_max of the length bonus."""
+    overlong: OverlongSettings = Field(default_factory=OverlongSettings)
+
+    def of(self, method: MethodName) -> RewardSettings:
+        """What this comes to with a method: `auto` settled as it was published."""
+        preset = METHODS[method]
+        bonus = preset.length_bonus if self.length_bonus == "auto" else self.length_bonus
+        punished = preset.overlong if self.overlong.enabled == "auto" else self.overlong.enabled
+        overlong = self.overlong.model_copy(update={"enabled": punished})
+        return self.model_copy(update={"length_bonus": bonus, "overlong": overlong})
 
 
 class MethodSettings(Settings):
     """The whole method. `method: grpo` (or dapo, r3, r3-no-replay, …) picks a preset; any field overrides it."""
 
-    name: Literal["grpo", "dapo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"] = "r3"
-    """The preset that the other fields start from."""
+    name: MethodName = "r3"
+    """The preset that the other fields start from; `r3 methods` lists them."""
     advantage: AdvantageSettings = Field(default_factory=AdvantageSettings)
     replay: ReplaySettings = Field(default_factory=ReplaySettings)
     reflection: ReflectionSettings = Field(default_factory=ReflectionSettings)
@@ -236,7 +279,7 @@ class MethodSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, given: Any) -> Any:
-        return _from_preset(given, METHODS, "r3")
+        return _from_preset(given, {name: preset.settings for name, preset in METHODS.items()}, "r3")
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> MethodSettings:
@@ -245,22 +288,9 @@ class MethodSettings(Settings):
                 "mask_truncated leaves out just the samples that the ranking reward teaches with: "
                 "set ranking=off or mask_truncated=false"
             )
+        if self.advantage.scale == "mean" and self.ranking.enabled and self.ranking.standardised:
+            raise ValueError(
+                "advantage.scale=mean divides ranking rewards by their own small mean, which makes them larger than a "
+                "right answer's: set ranking=off or ranking.standardised=false"
+            )
         return self
-
-
-_OFF: dict[str, Any] = {"enabled": False}
-METHODS: dict[str, dict[str, Any]] = {
-    "grpo": {"replay": _OFF, "reflection": _OFF, "ranking": _OFF, "objective": {"name": "grpo"}},
-    "dapo": {
-        "replay": _OFF,
-        "reflection": _OFF,
-        "ranking": _OFF,
-        "objective": {"name": "dapo"},
-        "resample": {"enabled": True},
-        "mask_truncated": True,
-    },
-    "r3": {},
-    "r3-no-replay": {"replay": _OFF},
-    "r3-no-reflection": {"reflection": _OFF},
-    "r3-no-ranking": {"ranking": _OFF},
-}

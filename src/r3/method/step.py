@@ -6,7 +6,7 @@ sample the weight its tokens have in the loss. The trainer that follows is blind
 tokens, an advantage and a weight.
 
 GRPO is this with everything off; DAPO is this with `resample` (groups without variance leave the batch) and its
-objective; R³ is this with all three on; an ablation turns one off. None is a branch of its own.
+objective; R³ is this with all three on; an ablation turns one off. None is a branch of its own (`r3.method.presets`).
 
 Departures from the paper, and choices it leaves open:
 - A sample with advantage 0 is not handed on: it has no gradient. Its tokens stay in the loss's denominators, so
@@ -37,7 +37,7 @@ from typing import Literal
 
 import numpy as np
 
-from r3.method.advantage import group_advantages
+from r3.method.advantage import group_advantages, over_batch
 from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import ReplayReason, choose_replay, outcome_reward
 from r3.method.settings import MethodSettings, ObjectiveSettings, RankingSettings
@@ -183,8 +183,10 @@ def step(
     """
     past = history or {}
     mixed = tuple(_mix(group, past.get(group.query.id, ()), settings, policy_version, seed) for group in groups)
+    if settings.advantage.scale == "batch_std":
+        mixed = _over_batch(mixed, settings)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
-        mixed = tuple(replace(m, members=tuple(replace(one, advantage=0.0) for one in m.members)) for m in mixed)
+        mixed = tuple(_with_advantages(m, [0.0] * len(m.members)) for m in mixed)
     weighted = tuple(_weighted(mixed, settings))
     return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version))
 
@@ -199,18 +201,38 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
     rewards = [sample.reward for sample in fresh] + [outcome_reward(sample) for sample in replay.samples]
     options = settings.advantage
     ranking_alone = ranked > 0 and not replay.samples
+    scale, cap = options.scale, options.cap
+    if scale == "batch_std":  # what it is divided by, only the whole batch tells (`_over_batch`)
+        scale, cap = "none", None
+    elif ranking_alone and not settings.ranking.standardised:
+        scale = "none"
     advantages = group_advantages(
         rewards,
         alpha=options.alpha if replay.samples else 1.0,
         eps=options.eps,
-        scale="none" if ranking_alone and not settings.ranking.standardised else options.scale,
+        scale=scale,
         baseline=options.baseline,
-        cap=options.cap,
+        cap=cap,
     )
     drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
     origins: list[Origin] = [drawn] * len(fresh) + ["replayed"] * len(replay.samples)
     members = map(Member, (*fresh, *replay.samples), rewards, advantages, origins)
     return MixedGroup(group, tuple(members), replay.reason, ranked)
+
+
+def _over_batch(mixed: Sequence[MixedGroup], settings: MethodSettings) -> tuple[MixedGroup, ...]:
+    """The groups with their centred rewards divided by the batch's standard deviation, where they are to be divided."""
+    options = settings.advantage
+    divided = [i for i, m in enumerate(mixed) if settings.ranking.standardised or not m.by_ranking_alone]
+    alphas = [options.alpha if mixed[i].replayed else 1.0 for i in divided]
+    advantages = over_batch([mixed[i].advantages for i in divided], alphas, eps=options.eps, cap=options.cap)
+    scaled = dict(zip(divided, advantages, strict=True))
+    return tuple(_with_advantages(m, scaled.get(i, m.advantages)) for i, m in enumerate(mixed))
+
+
+def _with_advantages(mixed: MixedGroup, advantages: Sequence[float]) -> MixedGroup:
+    members = zip(mixed.members, advantages, strict=True)
+    return replace(mixed, members=tuple(replace(member, advantage=advantage) for member, advantage in members))
 
 
 def ranked_members(group: Group, settings: RankingSettings) -> list[int]:
@@ -275,7 +297,7 @@ def token_weight(length: int, groups: int, members: int, tokens: int, objective:
     """
     if objective.normalise == "token":
         return 1.0 / tokens
-    per_sequence = objective.constant_length if objective.normalise == "constant" else length
+    per_sequence = objective.constant if objective.normalise == "constant" else length
     return 1.0 / (groups * members * per_sequence)
 
 

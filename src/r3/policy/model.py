@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from r3.errors import ConfigError
+from r3.policy.adapters import Adapters, adapters_in, continued, merged, on, quiet
 from r3.policy.attention import is_packed, packed
 from r3.policy.compiled import CompiledLayers
 from r3.policy.head import statistics as head_statistics
@@ -55,19 +55,43 @@ class Policy:
         """Whether a prompt that several sequences begin with is forwarded once: where attention is variable-length."""
         self._compiled = CompiledLayers(base, "update") if compiles(settings, self.device) else None
         self._reference: PreTrainedModel | None = None
+        self.continues = False
+        """Whether its adapters were there before this run: switching them off is then not the policy it began with."""
 
     @classmethod
-    def load(cls, settings: ModelSettings, *, adapters_from: Path | None = None) -> Policy:
-        """The model of the settings; with `adapters_from`, the LoRA adapters of a checkpoint instead of new ones."""
+    def load(cls, settings: ModelSettings, *, adapters_from: Path | None = None, base: str | None = None) -> Policy:
+        """The model of the settings; with `adapters_from`, the LoRA adapters of a checkpoint instead of new ones.
+
+        Where model.path holds adapters, training goes on with them (model.lora.enabled), or they are merged. `base` is
+        where their base model lies, if not where they say.
+        """
         path = resolve(settings.path)
+        adapters = adapters_in(path, settings)
+        if adapters is not None and base is not None:
+            adapters = replace(adapters, base=base)
         device = pick_device(settings)
-        tokenizer = load_tokenizer(path, settings)
-        base = _from_pretrained(AutoModelForCausalLM, path, settings, dtype=pick_dtype(settings, device))
-        base = base.to(device)
+        dtype = pick_dtype(settings, device)
+        inner = _whole_model(path, adapters, settings, dtype=dtype)
+        if adapters is None and getattr(inner, "_hf_peft_config_loaded", False):  # just fetched from the hub
+            adapters = adapters_in(path, settings)
+            inner = _whole_model(path, adapters, settings, dtype=dtype)
+        inner = inner.to(device)
+        tokenizer = _tokenizer_of(path, adapters, settings)
+        if adapters is not None and not settings.lora.enabled:
+            inner = merged(inner, adapters, settings)
+            log.warning("model.path=%s: its %s are merged into the base", settings.path, adapters)
         if settings.gradient_checkpointing:
-            enable_checkpointing(base)
-        model = _with_lora(base, settings, adapters_from) if settings.lora.enabled else base
-        policy = cls(model, tokenizer, settings, base=base)
+            enable_checkpointing(inner)
+        model: Any = inner
+        if settings.lora.enabled and adapters_from is not None:
+            model = on(inner, str(adapters_from), settings, is_trainable=True)
+        elif settings.lora.enabled and adapters is not None:
+            model = continued(inner, adapters, settings)
+            log.warning("model.path=%s: going on with its %s", settings.path, adapters)
+        elif settings.lora.enabled:
+            model = _new_adapters(inner, settings)
+        policy = cls(model, tokenizer, settings, base=inner)
+        policy.continues = adapters is not None and settings.lora.enabled
         policy.check_head()
         return policy
 
@@ -204,27 +228,52 @@ def _is_checkpointing(model: PreTrainedModel) -> bool:
 
 
 def load_tokenizer(path: str, settings: ModelSettings, **options: Any) -> Any:
-    return _from_pretrained(AutoTokenizer, path, settings, **options)
+    return _tokenizer_of(path, adapters_in(path, settings), settings, **options)
+
+
+def _tokenizer_of(path: str, adapters: Adapters | None, settings: ModelSettings, **options: Any) -> Any:
+    """The tokenizer beside adapters, if one is there, or else that of their base."""
+    own = adapters is None or adapters.has_tokenizer
+    return _from_pretrained(AutoTokenizer, path if own or adapters is None else adapters.base, settings, **options)
 
 
 def load_model_config(path: str, settings: ModelSettings, **options: Any) -> Any:
-    return _from_pretrained(AutoConfig, path, settings, **options)
+    adapters = adapters_in(path, settings)
+    return _from_pretrained(AutoConfig, path if adapters is None else adapters.base, settings, **options)
+
+
+def _whole_model(path: str, adapters: Adapters | None, settings: ModelSettings, **options: Any) -> Any:
+    """The model at the path, or the base of the adapters that lie there."""
+    if adapters is None:
+        return _from_pretrained(AutoModelForCausalLM, path, settings, **options)
+    plain = settings.model_copy(update={"revision": None})  # a revision is that of the adapters
+    try:
+        return _from_pretrained(AutoModelForCausalLM, adapters.base, plain, **options)
+    except ConfigError as error:
+        raise ConfigError(
+            f"model.path={settings.path}: its base model {adapters.base} cannot be loaded; put it there, or merge the "
+            f"two where it is: r3 models merge {settings.path} --base BASE --to FOLDER"
+        ) from error
 
 
 def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: Any) -> Any:
     """transformers' loader, its many ways to fail folded into one line that names the setting."""
     try:
-        return kind.from_pretrained(path, revision=settings.revision, **options)
+        return kind.from_pretrained(
+            path, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().split("\n")[0]
+        if "trust_remote_code" in str(error):
+            first = "it comes with code of its own: read that, then set model.trust_remote_code=true"
         raise ConfigError(
             f"model.path={settings.path}: cannot load it ({first}); give a folder with a Hugging Face causal LM, "
             "a hub id that this machine can reach, or 'embedded'"
         ) from error
 
 
-def _with_lora(base: PreTrainedModel, settings: ModelSettings, adapters_from: Path | None) -> Any:
-    from peft import LoraConfig, PeftModel, get_peft_model
+def _new_adapters(base: PreTrainedModel, settings: ModelSettings) -> Any:
+    from peft import LoraConfig, get_peft_model
 
     lora = settings.lora
     config = LoraConfig(
@@ -234,9 +283,11 @@ def _with_lora(base: PreTrainedModel, settings: ModelSettings, adapters_from: Pa
         target_modules=lora.targets,
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings():
-        # peft (0.21) asks after it by the name that transformers 5.23 warns of: nothing that a user could mend
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-        if adapters_from is not None:
-            return PeftModel.from_pretrained(base, str(adapters_from), is_trainable=True)
-        return get_peft_model(base, config)
+    with quiet():
+        try:
+            return get_peft_model(base, config)
+        except ValueError as error:
+            first = str(error).split("\n")[0]
+            raise ConfigError(
+                f"model.lora.targets={lora.targets}: {first[:300]}; 'all-linear' fits every model"
+            ) from error

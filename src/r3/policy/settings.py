@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from r3.settings import Settings
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraSettings(Settings):
@@ -14,7 +16,7 @@ class LoraSettings(Settings):
 
     enabled: bool = False
     """Train adapters instead of the whole model."""
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, le=100_000)
     """Rank of the adapters."""
     alpha: float = Field(32.0, gt=0)
     """Scale of the adapters (divided by the rank)."""
@@ -22,6 +24,13 @@ class LoraSettings(Settings):
     """Dropout inside the adapters; 0 keeps log-probs of rollout and update the same."""
     targets: str | list[str] = "all-linear"
     """Which layers get one: peft's target_modules."""
+
+    @field_validator("targets")
+    @classmethod
+    def _names_something(cls, targets: str | list[str]) -> str | list[str]:
+        if not targets:
+            raise ValueError("must name at least one layer, or be all-linear")
+        return targets
 
 
 class ModelSettings(Settings):
@@ -31,6 +40,8 @@ class ModelSettings(Settings):
     """A local folder, a hub id, or 'embedded' for the small model that ships with r3."""
     revision: str | None = None
     """Hub revision to pin."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model: whoever wrote it can then do on this machine what you can."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; auto is bfloat16 on CUDA and float32 on CPU. Optimiser state is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -46,7 +57,7 @@ class ModelSettings(Settings):
 class OptimiserSettings(Settings):
     """How a step's weighted samples become an update of the weights."""
 
-    updates_per_batch: int = Field(1, ge=1)
+    updates_per_batch: int = Field(1, ge=1, le=100_000)
     """Optimiser updates per batch of rollouts."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
@@ -56,7 +67,7 @@ class OptimiserSettings(Settings):
     """How the learning rate falls over the run."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
     """AdamW's momentum terms."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""

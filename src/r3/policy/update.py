@@ -224,7 +224,7 @@ class Updater:
             if self.bad_in_a_row >= self.settings.max_bad_updates:
                 raise Diverged(
                     f"{self.bad_in_a_row} updates in a row had NaN or infinite gradients: lower train.learning_rate or "
-                    "train.max_grad_norm and resume from the last checkpoint"
+                    "train.max_grad_norm"
                 )
             return
         self.bad_in_a_row = 0

@@ -6,6 +6,7 @@ prepared under a temporary name, forced to the disk, sealed with a manifest of i
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -13,19 +14,21 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from r3.errors import RunError
 from r3.run.errors import FULL, write_failed
-from r3.run.files import remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
+from r3.run.files import read_regular, remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-HASHED_BYTES = 64 * 2**20
-"""Files up to this size are checked by content; larger ones, the weights, by size alone: a start stays quick."""
+LARGE = 64 * 2**20
+"""Files above this size, the weights, are digested in blocks by several threads, and read again only for a resume."""
+BLOCK = 16 * 2**20
 
 _PROBE_BYTES = 2**20
 _SET_ASIDE = re.compile(r"\.(step-\d{6,})\.(replaced|pruned)-\d+")
@@ -58,11 +61,13 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is intact, or None if there are none at all. Says why a newer one was passed over.
 
+        Every byte of it is read: weights that changed by themselves would be trained on.
+
         Raises `RunError` if there are some and all are damaged: starting over would look like resuming.
         """
         damages = []
         for step in reversed(self.steps()):
-            damage = self.damage(step)
+            damage = self.damage(step, thorough=True)
             if damage is None:
                 return Checkpoint(step, self._path(step))
             log.warning("%s: damaged, not used: %s", self._path(step), damage)
@@ -81,9 +86,9 @@ class Checkpoints:
         steps = (step_of(path.name) for path in self.folder.iterdir() if path.is_dir())
         return sorted(step for step in steps if step is not None)
 
-    def damage(self, step: int) -> str | None:
-        """What is wrong with that step's checkpoint; None if it is intact."""
-        return _damage(self._path(step))
+    def damage(self, step: int, *, thorough: bool = False) -> str | None:
+        """What is wrong with that step's checkpoint; None if it is intact. Large files are read if `thorough`."""
+        return _damage(self._path(step), thorough)
 
     def prune(self, keep: int) -> None:
         """Remove all that are older than the `keep` newest intact ones; damaged ones do not count as kept."""
@@ -145,10 +150,10 @@ class Checkpoints:
             raise write_failed(final, error, _amount(partial)) from error
         except Exception as error:
             # torch and safetensors report a full disk in types and words of their own.
-            full = _refused_write(partial)
-            if full is None:
+            failed = _write_error(error) or _refused_write(partial)
+            if failed is None:
                 raise
-            raise write_failed(final, full, _amount(partial)) from error
+            raise write_failed(final, failed, _amount(partial)) from error
         finally:
             if partial.exists():
                 _discard(partial)
@@ -165,6 +170,21 @@ def _discard(partial: Path) -> None:
 def _amount(partial: Path) -> str:
     """How far a checkpoint got, for the message."""
     return f"the checkpoint (failed after {sum(path.stat().st_size for path in _files(partial)):,} bytes)"
+
+
+def _write_error(error: Exception) -> OSError | None:
+    """The failed write behind an error of torch or safetensors, by their words for it.
+
+    After a large block was refused, small ones may well be taken: asking the disk would find it in order.
+    """
+    text = str(error)
+    number = re.search(r"os error (\d+)|Errno (\d+)", text)
+    if number:
+        code = int(number[1] or number[2])
+        return OSError(code, os.strerror(code))
+    if any(words in text for words in ("No space left", "inline_container", "iostream error")):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return None
 
 
 def _refused_write(folder: Path) -> OSError | None:
@@ -188,7 +208,7 @@ def _seal(folder: Path, step: int) -> None:
     files = {}
     for path in _files(folder):
         sync(path)
-        files[path.relative_to(folder).as_posix()] = _entry(path)
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, **_digest(path)}
     manifest = {"step": step, "files": files}
     write_synced(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
     for path in [folder, *folder.rglob("*")]:
@@ -196,28 +216,47 @@ def _seal(folder: Path, step: int) -> None:
             sync(path)  # its list of names
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _digest(path: Path) -> dict[str, str]:
+    """A small file's SHA-256; of a large one the BLAKE2b of its blocks' BLAKE2b, which several threads work out."""
     size = path.stat().st_size
-    if size > HASHED_BYTES:
-        return {"bytes": size}
-    return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-
-
-def _damage(folder: Path) -> str | None:
+    if size <= LARGE:
+        return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        expected = {name: (int(entry["bytes"]), entry.get("sha256")) for name, entry in manifest["files"].items()}
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            blocks = threads.map(lambda place: _block_digest(fd, place), range(0, size, BLOCK))
+            return {"blocks": hashlib.blake2b(b"".join(blocks), digest_size=32).hexdigest()}
+    finally:
+        os.close(fd)
+
+
+def _block_digest(fd: int, place: int) -> bytes:
+    digest, end = hashlib.blake2b(digest_size=32), place + BLOCK
+    while place < end and (piece := os.pread(fd, min(2**20, end - place), place)):
+        digest.update(piece)
+        place += len(piece)
+    return digest.digest()
+
+
+def _damage(folder: Path, thorough: bool) -> str | None:
+    try:
+        manifest = json.loads(read_regular(folder / MANIFEST))
+        expected = {name: (int(entry["bytes"]), dict(entry)) for name, entry in manifest["files"].items()}
     except OSError as error:
         return f"{MANIFEST} cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not one ({error!r})"
-    for name, (size, checksum) in expected.items():
+    for name, (size, entry) in expected.items():
+        path = folder / name
         try:
-            found = _entry(folder / name)
+            if path.exists() and not path.is_file():  # reading a pipe or a device in its place would not end
+                return f"{name} is no file"
+            if (found := path.stat().st_size) != size:
+                return f"{name} has {found:,} bytes instead of {size:,}"
+            # Earlier versions kept no digest of large files.
+            looked_at = "sha256" in entry or (thorough and "blocks" in entry)
+            if looked_at and any(entry.get(kind) != digest for kind, digest in _digest(path).items()):
+                return f"{name} was changed (its checksum differs)"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
-        if found["bytes"] != size:
-            return f"{name} has {found['bytes']:,} bytes instead of {size:,}"
-        if found.get("sha256") != checksum:
-            return f"{name} was changed (its checksum differs)"
     return None

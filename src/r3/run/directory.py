@@ -28,7 +28,7 @@ from r3.errors import RunError
 from r3.locks import FileLock
 from r3.run.checkpoints import Checkpoints
 from r3.run.errors import write_failed
-from r3.run.files import is_temporary, remove_leftovers, write_atomically
+from r3.run.files import is_temporary, read_regular, remove_leftovers, write_atomically
 from r3.run.lock import lock_run
 from r3.run.metrics import MetricsLog
 from r3.run.rollouts import Rollouts
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Of run.json and the layout above; raised when an older r3 could not read what a newer one wrote."""
+
+
+RESTORE = "mount or restore it as it was, or start a new run in another run.dir; nothing was changed"
 
 
 class RunFiles:
@@ -56,7 +59,7 @@ class RunFiles:
     def read_info(self) -> dict[str, Any]:
         """What run.json says; refuses a directory that is no run's, and a run of a newer format."""
         try:
-            info = json.loads(self.info_path.read_bytes())
+            info = json.loads(read_regular(self.info_path))
             version = info["format"]
         except (FileNotFoundError, NotADirectoryError) as error:
             raise RunError(
@@ -77,7 +80,7 @@ class RunFiles:
     def read_config(self) -> str:
         """The text of config.yaml."""
         try:
-            return self.config_path.read_text(encoding="utf-8")
+            return read_regular(self.config_path).decode()
         except (OSError, ValueError) as error:
             raise RunError(f"{self.config_path}: cannot be read ({error}); restore it from a backup") from error
 
@@ -90,8 +93,12 @@ class RunDirectory(RunFiles):
         super().__init__(path)
         self.info = dict(info)
         self._lock = lock
-        self._tidy()
-        self.metrics = MetricsLog(self.metrics_path)
+        self.metrics = MetricsLog(self.metrics_path)  # its lock holds even where someone removed the file `lock`
+        try:
+            self._tidy()
+        except BaseException:
+            self.metrics.close()
+            raise
 
     @classmethod
     def create(cls, path: str | Path, config: str, *, seed: int, command: Sequence[str] | None = None) -> Self:
@@ -117,24 +124,29 @@ class RunDirectory(RunFiles):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """An existing run, to resume it. A cut-off last metrics line and leftovers of killed writes are cleared up."""
+        """An existing run, to resume it. What killed writes left under temporary names is cleared up, no more."""
         files = RunFiles(path)
         files.read_info()
         lock = lock_run(files.lock_path)
         try:
+            if not files.metrics_path.exists() and files.checkpoints.steps():
+                raise RunError(f"{files.metrics_path}: missing, though there are checkpoints; {RESTORE}")
             return cls(files.path, lock, files.read_info())
         except BaseException:
             lock.release()
             raise
 
-    def rewind(self, step: int, command: Sequence[str] | None = None) -> None:
+    def rewind(self, step: int, command: Sequence[str] | None = None, notes: Mapping[str, Any] | None = None) -> None:
         """Go back to `step`, whose checkpoint is being resumed: later metrics, rollouts and checkpoints are dropped.
+
+        `notes` are kept with the resume in run.json.
 
         Steps count from 1; a run killed before its first checkpoint goes back to 0. The buffer goes back by its own
         means. Killed half-way, this is simply done again by the next resume.
         """
         reached = max(self.reached or 0, self.metrics.last_step or 0)
         resume = {"at": _now(), "step": step, "command": list(sys.argv if command is None else command)}
+        resume |= notes or {}
         now = versions()
         then = self.info.get("versions", {})
         changed = [f"{name} {then.get(name)} -> {now[name]}" for name in now if then.get(name) != now[name]]

@@ -6,30 +6,38 @@ keeps a prefix of it, byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from r3.errors import RunError
-from r3.run.files import AppendFile, write_atomically
+from r3.locks import FileLock, Locked
+from r3.run.errors import write_failed
+from r3.run.files import AppendFile, open_regular, write_atomically
 from r3.run.jsonl import decode_line, encode_line
 
 log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """The writer of one metrics file. Opening it checks every line and repairs a last one that was cut off."""
+    """The only writer of one metrics file: it holds a lock on the file itself, which no tidying hand takes away.
+
+    Opening it checks every line and changes nothing; a last line that was cut off is repaired by the first write.
+    """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         """`durable`: wait until each line is on the disk, so that not even a power cut loses a finished step."""
         self.path = path
         self._durable = durable
         self._file = AppendFile(path, durable=durable)
+        self._lock: FileLock | None = None
         try:
-            self.last_step = self._repaired()
+            self._lock = _locked(path)
+            self.last_step, self._tail = self._read_to_the_end()
         except RunError:
-            self._file.close()
+            self.close()
             raise
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -37,11 +45,13 @@ class MetricsLog:
             raise ValueError(f"{self.path} already ends at step {self.last_step}; step {step} cannot follow it")
         if metrics.get("step", step) != step:
             raise ValueError(f"the metrics of step {step} carry step {metrics['step']}")
+        self._repair()
         self._file.append(encode_line({**metrics, "step": step}, first="step"))
         self.last_step = step
 
     def rewind(self, step: int) -> int | None:
         """Drop the lines after `step` and return the last one kept: the state in which that step's checkpoint was."""
+        self._repair()
         last, end = None, 0
         for line in _complete_lines(self.path):
             if line.step > step:
@@ -50,9 +60,7 @@ class MetricsLog:
         if self.last_step != last:
             with self.path.open("rb") as file:
                 kept = file.read(end)
-            write_atomically(self.path, kept)
-            self._file.close()  # it still writes to the file that was replaced
-            self._file = AppendFile(self.path, durable=self._durable)
+            self._replace(kept)
             log.info("%s: went back from step %s to step %s", self.path, self.last_step, step)
         if last != step and step > 0:
             log.warning("%s: ends at step %s, before step %d: the lines between are missing", self.path, last, step)
@@ -64,32 +72,61 @@ class MetricsLog:
 
     def close(self) -> None:
         self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
-    def _repaired(self) -> int | None:
-        """The last complete line's step, after the bytes behind it, if any, were completed or dropped."""
+    def _replace(self, kept: bytes) -> None:
+        """A new file in place of this one, so that readers see that what they read no longer holds."""
+        write_atomically(self.path, kept)
+        self._file.close()  # it still writes to the file that was replaced
+        self._file = AppendFile(self.path, durable=self._durable)
+        lock, self._lock = self._lock, _locked(self.path)
+        if lock is not None:
+            lock.release()
+
+    def _read_to_the_end(self) -> tuple[int | None, bytes]:
+        """The last step, and the bytes behind the last complete line."""
         last, end = None, 0
         for line in _complete_lines(self.path):
             last, end = line.step, line.end
         with self.path.open("rb") as file:
             file.seek(end)
             tail = file.read()
+        with contextlib.suppress(ValueError):
+            last = _step(decode_line(tail))  # whole but for its newline
+        return last, tail
+
+    def _repair(self) -> None:
+        """Complete or drop what stands behind the last complete line."""
+        tail, self._tail = self._tail, b""
         if not tail:
-            return last
+            return
         try:
-            cut = _step(decode_line(tail))
+            step = _step(decode_line(tail))
         except ValueError:
             log.warning("%s: dropped the last line, cut off after %d bytes; all before is kept", self.path, len(tail))
-            self._file.truncate(end)
-            return last
-        log.warning("%s: the last line (step %d) is whole but for its newline; added that", self.path, cut)
+            self._file.truncate(self.path.stat().st_size - len(tail))
+            return
+        log.warning("%s: the last line (step %d) is whole but for its newline; added that", self.path, step)
         self._file.append(b"\n")
-        return cut
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Every complete line of a metrics file, oldest first, also while it is written to: half a line is not yet one."""
     for line in _complete_lines(path):
         yield line.record
+
+
+def _locked(path: Path) -> FileLock:
+    try:
+        return FileLock(path, note=False)
+    except Locked as holder:
+        raise RunError(
+            f"{path}: in use by {holder}, which trains in this directory though its file 'lock' is gone; stop that "
+            "process first, or choose another run.dir"
+        ) from holder
+    except OSError as error:
+        raise write_failed(path, error, "its lock") from error
 
 
 class _Line(NamedTuple):
@@ -102,7 +139,7 @@ class _Line(NamedTuple):
 def _complete_lines(path: Path) -> Iterator[_Line]:
     last, end = None, 0
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise RunError(f"{path}: cannot read the metrics ({error.strerror}); is it in a run directory?") from error
     with file:
@@ -131,5 +168,5 @@ def _step(record: Mapping[str, Any]) -> int:
 def _bad_line(path: Path, number: int, reason: str) -> RunError:
     return RunError(
         f"{path}, line {number}: damaged ({reason}); nothing was changed: restore the file from a backup, or delete "
-        "that line by hand"
+        "that line by hand: metrics are for looking at, the run does not need them all"
     )

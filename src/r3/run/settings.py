@@ -22,7 +22,7 @@ class RunSettings(Settings):
     """Save the rollouts of every so many steps; 0 for none."""
     rollouts_groups: int = Field(8, ge=1)
     """How many groups of such a step are saved with their texts and numbers by token; the others in short."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=4096)
     """CPU threads for torch; None leaves torch's own choice."""
     tensorboard: bool = True
     """Write TensorBoard events."""

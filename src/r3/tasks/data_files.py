@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,34 +18,62 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     JSON lines are read one at a time and end at line feeds only: a problem's text may hold U+2028 and other characters
     that `str.splitlines` takes for the end of a line.
     """
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+        there = False
+    if not there:
         raise TaskError(f"no file {path}; give the path of a JSONL, JSON or Parquet file")
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-    elif path.suffix == ".json":
-        for number, row in enumerate(_parsed(path.read_bytes(), str(path)), 1):
-            yield _object(row, f"{path}, row {number}")
-    else:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    where = f"{path}, line {number}"
-                    yield _object(_parsed(line, where), where)
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet(path)
+        elif path.suffix == ".json":
+            yield from _json(path)
+        else:
+            yield from _json_lines(path)
+    except (OSError, EOFError, zlib.error) as error:  # a broken .gz raises any of the three
+        reason = getattr(error, "strerror", None) or error
+        raise TaskError(
+            f"{path}: cannot be read ({reason}); it is damaged or cut off: get the whole file again"
+        ) from error
+
+
+def _json(path: Path) -> Iterator[dict[str, Any]]:
+    rows = _parsed(path.read_bytes(), str(path))
+    if not isinstance(rows, list):
+        raise TaskError(
+            f"{path}: a {type(rows).__name__}, not a list of rows; or name it .jsonl if it has one per line"
+        )
+    for number, row in enumerate(rows, 1):
+        yield _object(row, f"{path}, row {number}")
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield _object(_parsed(line, where), where)
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise TaskError(f"{path} needs pyarrow: pip install 'r3-rl[parquet]'") from error
-    for batch in parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except (ArrowException, ValueError) as error:
+        raise TaskError(
+            f"{path}: not a whole Parquet file ({' '.join(str(error).split())[:200]}); get it again"
+        ) from error
 
 
 def _parsed(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError too
         raise TaskError(f"{where}: not JSON ({error}); every line must be one object") from error
 
 

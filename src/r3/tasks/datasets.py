@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,22 +164,64 @@ def queries_of(
     """Rows as queries, in their order. All columns of a row reach the judge; `problem` is always the question alone."""
     columns, prompting = columns or Columns(), prompting or Prompting()
     queries: dict[str, Query] = {}
+    answers: dict[str, tuple[str, int]] = {}
     for number, row in enumerate(rows, 1):
-        for column in (columns.question, columns.answer):
-            if row.get(column) in (None, ""):
-                raise TaskError(
-                    f"{where}, row {number}: nothing in column {column!r} (there are {', '.join(map(str, row))}); "
-                    "name the columns of the question and the answer"
-                )
-        problem = str(row[columns.question])
-        query_id = str(row.get(columns.id) or hashlib.sha1(problem.encode()).hexdigest()[:16])
+        at = f"{where}, row {number}"
+        problem = _text(row, columns.question, at, (str,))
+        query_id = _query_id(row, columns.id, problem, at)
         if query_id in queries:
-            raise TaskError(f"{where}, row {number}: id {query_id!r} appears twice; ids must be unique")
-        answer = "" if columns.answer == TESTS else str(row[columns.answer])
+            raise TaskError(f"{at}: id {query_id!r} appears twice; ids must be unique")
+        answer = _tests(row, at) if columns.answer == TESTS else _text(row, columns.answer, at, (str, int, float))
+        other, first = answers.setdefault(problem, (answer, number))
+        if other != answer:
+            raise TaskError(
+                f"{at}: the question of row {first} with another answer ({answer[:60]!r}, there "
+                f"{other[:60]!r}); one of them is wrong: remove it"
+            )
         queries[query_id] = Query(query_id, prompting.prompt(problem), answer, {**row, "problem": problem})
     if not queries:
         raise TaskError(f"{where} holds no problems; give a file with at least one row")
     return list(queries.values())
+
+
+def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ...]) -> str:
+    """What a column says, which must be something that a prompt or a judge can use."""
+    value = row.get(column)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise TaskError(
+            f"{where}: nothing in column {column!r} (there are {', '.join(map(str, row))[:300]}); "
+            "name the columns of the question and the answer"
+        )
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TaskError(f"{where}: a {type(value).__name__} in column {column!r}; write it as text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TaskError(f"{where}: {value} in column {column!r} is no answer; remove the row")
+    return _whole(str(value), column, where)
+
+
+def _tests(row: Mapping[str, Any], where: str) -> str:
+    """Nothing: what judges a program are the tests themselves, which must be there."""
+    if row.get(TESTS) in (None, ""):
+        raise TaskError(f"{where}: nothing in column {TESTS!r} (there are {', '.join(map(str, row))[:300]})")
+    return ""
+
+
+def _query_id(row: Mapping[str, Any], column: str, problem: str, where: str) -> str:
+    given = row.get(column)
+    if given is None or given == "":
+        return hashlib.sha1(problem.encode()).hexdigest()[:16]
+    if not isinstance(given, str | int):
+        raise TaskError(f"{where}: a {type(given).__name__} in column {column!r}; an id is a text or a whole number")
+    return _whole(str(given), column, where)
+
+
+def _whole(text: str, column: str, where: str) -> str:
+    """The text, if every tokenizer and the buffer can take it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TaskError(f"{where}: half a character (a lone surrogate) in column {column!r}; mend the text") from error
+    return text
 
 
 def select(

@@ -38,7 +38,7 @@ class FileTask:
             return boxed_verdict(query, completion)
         try:
             return self._function.verify(completion, query.answer, columns=query.columns)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TaskError(
                 f"task.verifier={self._settings.verifier} raised {type(error).__name__} ({error}) on query "
                 f"{query.id!r}; mend it, or set task.caged=true to count such answers as wrong"
@@ -109,6 +109,11 @@ def _function(settings: FileSettings) -> FunctionVerifier:
         return FunctionVerifier(settings.verifier, caged=settings.caged)
     except VerifierError as error:
         raise TaskError(f"task.verifier={error}; or write 'math' or 'boxed'") from error
+    except (Exception, SystemExit) as error:  # whatever a module of the user's does when it is imported
+        told = " ".join(str(error).split())[:200]
+        raise TaskError(
+            f"task.verifier={settings.verifier}: importing it raised {type(error).__name__} ({told}); mend the module"
+        ) from error
 
 
 def boxed_verdict(query: Query, completion: str) -> Verdict:

@@ -20,7 +20,7 @@ class TaskSettings(Settings):
 
     name: str
     """Which family of tasks."""
-    heldout: int = Field(512, ge=0)
+    heldout: int = Field(512, ge=0, le=1_000_000)
     """How many problems are kept apart for evaluation."""
     pass_rates_from: str | None = None
     """The directory of an r3 train on the same problems ({seed} is filled in); one step with large groups is enough.
@@ -49,9 +49,11 @@ class ArithmeticSettings(TaskSettings):
     """Which family: arithmetic (for the embedded model), graded-arithmetic (for any chat model), reasoning-gym (puzzles
     of many families; needs r3-rl[reasoning-gym]), file (your own data, or a maths set by name), code (Python judged by
     running it) or code-tiny (little programs over a list, for a tiny model)."""
-    difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
+    difficulty: list[Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=lambda: [3, 4, 5, 6, 7, 8], max_length=1000
+    )
     """How many terms the sums have."""
-    size: int = Field(256, ge=1)
+    size: int = Field(256, ge=1, le=1_000_000)
     """How many training problems."""
 
 
@@ -69,9 +71,11 @@ class GradedArithmeticSettings(PromptedSettings):
 
     name: Literal["graded-arithmetic"]
     """Which family."""
-    difficulty: list[int] = Field(default_factory=lambda: [3, 4, 5, 6, 7, 8])
+    difficulty: list[Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=lambda: [3, 4, 5, 6, 7, 8], max_length=1000
+    )
     """How many terms the sums have."""
-    size: int = Field(256, ge=1)
+    size: int = Field(256, ge=1, le=1_000_000)
     """How many training problems."""
     split: Split = "train"
     """Which problems to train on; 'warm' are others, for a supervised warm start."""
@@ -86,7 +90,7 @@ class ReasoningGymSettings(PromptedSettings):
     """The family of puzzles, e.g. letter_counting, number_sorting, knights_knaves."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The puzzles' own settings, e.g. {n_people: 2}."""
-    size: int = Field(256, ge=1)
+    size: int = Field(256, ge=1, le=1_000_000)
     """How many training problems."""
     split: Split = "train"
     """Which problems to train on; 'warm' are others, for a supervised warm start."""
@@ -163,7 +167,7 @@ class TinyCodeSettings(SandboxedSettings):
     """Which family of tasks."""
     difficulty: list[int] = Field(default_factory=lambda: [3, 4])
     """How many steps the programs have."""
-    size: int = Field(256, ge=1)
+    size: int = Field(256, ge=1, le=1_000_000)
     """How many training problems."""
     split: Split = "train"
     """Which problems to train on; 'warm' are others, for a supervised warm start."""

@@ -41,8 +41,14 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     torch.manual_seed(config.run.seed)
     task = load_problems(config.task, config.run.seed, prompt_length(config))
     check_task(task)
+    check_batch(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
+    if policy.continues and config.method.objective.kl > 0:
+        raise ConfigError(
+            f"method.objective.kl={config.method.objective.kl:g} is to the model under the adapters of model.path="
+            f"{config.model.path}, not the policy that this run goes on from; merge them first: r3 models merge"
+        )
     if not policy.stop_tokens:
         raise ConfigError(
             f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
@@ -73,9 +79,16 @@ def make_engine(config: Config, policy: Policy) -> Engine:
     rollout, wanted = config.rollout, config.rollout.engine
     try:
         if wanted == "vllm":
-            from r3.rollout.vllm import VllmEngine
+            from r3.rollout.vllm.engine import VllmEngine
 
-            return VllmEngine(policy.base, resolve(config.model.path), max_rows=rollout.max_rows, memory=rollout.memory)
+            path = str(policy.base.name_or_path)
+            return VllmEngine(policy.base, path, max_rows=rollout.max_rows, memory=rollout.memory)
+        if wanted == "vllm-server":
+            from r3.rollout.vllm.servers import VllmServerEngine
+
+            return VllmServerEngine(
+                policy.base, rollout.servers, max_rows=rollout.max_rows, patience=rollout.server_patience
+            )
         if wanted == "native" or (wanted == "auto" and policy.device.type == "cuda"):
             engine = _native(config, policy)
             if engine is not None:
@@ -116,6 +129,33 @@ def check_task(task: Task) -> None:
             f"(e.g. {min(shared)!r}); evaluation would measure memory: remove them from one side"
         )
 
+    texts = {query.prompt for query in task.train}
+    if (again := len(task.train) - len(texts)) > 0:
+        log.warning(
+            "task %r: %d training queries repeat the text of another under an id of their own: each has a history to "
+            "itself, and the text weighs as often as it comes",
+            task.name,
+            again,
+        )
+    if known := sum(query.prompt in texts for query in task.heldout):
+        log.warning(
+            "task %r: %d held-out problems have the very text of a training query, under another id: their accuracy "
+            "measures memory",
+            task.name,
+            known,
+        )
+
+
+def check_batch(config: Config, task: Task) -> None:
+    """A batch of more queries than there are holds some of them twice, each time as a group of its own."""
+    if config.train.queries_per_step > len(task.train):
+        log.warning(
+            "train.queries_per_step=%d, and there are %d training queries: every batch holds some of them again, as "
+            "groups of their own; lower it to at most that",
+            config.train.queries_per_step,
+            len(task.train),
+        )
+
 
 def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
     """A chat needs a template to become a prompt."""
@@ -128,8 +168,15 @@ def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
 
 def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> int:
     """Every prompt can be built and fits the model's context with the response; returns the longest prompt's tokens."""
-    check_template(config, any(not isinstance(query.prompt, str) for query in task.train), tokenizer)
-    longest, query_id = max((len(plain_prompt(query, tokenizer)), query.id) for query in task.train)
+    queries = [*task.train, *task.heldout]
+    check_template(config, any(not isinstance(query.prompt, str) for query in queries), tokenizer)
+    lengths = [len(plain_prompt(query, tokenizer)) for query in queries]
+    if not min(lengths):
+        empty = queries[lengths.index(0)].id
+        raise TaskError(
+            f"the prompt of query {empty!r} has no tokens: give the problem a text that the tokenizer knows"
+        )
+    longest, query_id = max((length, query.id) for length, query in zip(lengths, queries, strict=True))
     room = config.rollout.max_tokens
     if max_context is not None and longest + room > max_context:
         raise ConfigError(

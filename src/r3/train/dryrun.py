@@ -13,7 +13,7 @@ from r3.policy.head import chunk_size
 from r3.policy.model import load_model_config, load_tokenizer, pick_device, resolve
 from r3.tasks.pass_rates import load_problems
 from r3.train.build import check_prompts, check_task
-from r3.train.session import total_steps
+from r3.train.session import run_path, total_steps
 
 # Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
 _QWEN = {
@@ -45,10 +45,11 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 
 def dry_run(config: Config, processes: int = 1) -> str:
     """Check a config as far as possible without weights, and say what it would take (each of several processes)."""
+    run_path(config)  # refuses what cannot be one
     notes: list[str] = []
     shape = _shape(config, notes)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
+        model = AutoModelForCausalLM.from_config(shape, trust_remote_code=config.model.trust_remote_code)
     parameters = sum(p.numel() for p in model.parameters())
     queries = _queries(config, shape, notes)
     lines = [

@@ -14,9 +14,9 @@ from r3.method.step import StepResult, is_mixed
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
-from r3.train.metrics import step_metrics
 from r3.train.record import StepNotes
 from r3.train.sampler import Sampler
+from r3.train.step_metrics import step_metrics
 from r3.train.stream import QueryStream
 
 
@@ -26,7 +26,7 @@ class Trainer:
     def __init__(
         self, config: Config, stream: QueryStream, sampler: Sampler, algorithm: Algorithm, updater: Updater
     ) -> None:
-        self.config = config
+        self.config = config.settled()
         self.stream = stream
         self.sampler = sampler
         self.algorithm = algorithm

@@ -1,17 +1,32 @@
-"""Which settings a resumed run may change."""
+"""Resuming a run: which settings may change, and whether everything that it needs is there, before a byte is changed.
+
+A checkpoint alone is not enough for an exact resume: metrics, buffer, data and tokenizer must be those of the same run.
+The checkpoint says what the buffer must hold (`buffer.json`), run.json says what data and tokenizer were, and which
+checkpoint was the newest, so that an unmounted folder does not look like a run that has none yet.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from r3.buffer import Contents, SampleBuffer
 from r3.config import Config, apply_override, validate
-from r3.errors import ConfigError
-from r3.run import RunFiles
+from r3.errors import ConfigError, RunError
+from r3.method.reflection import plain_prompt
+from r3.run import Checkpoint, RunDirectory, RunFiles
+from r3.run.directory import RESTORE
+from r3.samples import Query
+from r3.tasks import Task
 from r3.tasks.settings import of_its_family
+
+log = logging.getLogger(__name__)
 
 # How long the run goes on, what it keeps and shows, and where it holds it. Anything else would be another experiment.
 MAY_CHANGE = (
@@ -22,23 +37,38 @@ MAY_CHANGE = (
     "run.",
     "evaluate.every",
     "rollout.max_rows",
+    "rollout.server",
 )
 MAY_NOT_CHANGE = ("run.seed",)
+MAY_FALL = ("train.learning_rate", "train.max_grad_norm")
+"""May be lowered, for a run that diverged; run.json notes it, and later resumes keep it."""
+
+CONTENTS = "buffer.json"
+"""In a checkpoint: what the buffer held."""
+_TOKENISED = 64
+"""Prompts whose token ids go into the tokenizer's digest."""
+
+
+# ------------------------------------------------------------------ settings
 
 
 def resumed_config(path: Path, *, given: Config | None = None, overrides: Sequence[str] = ()) -> Config:
     """The run's own config with overrides, or `given` (of a recipe) where it differs only in what may change."""
     files = RunFiles(path)
-    files.read_info()
-    saved = yaml.safe_load(files.read_config())
+    info = files.read_info()
+    saved = saved_settings(files, info)
     saved["task"] = of_its_family(saved["task"])  # runs of version 0.1 list the settings of every family
     before = validate(saved)
     if given is None:
         for override in overrides:
             apply_override(saved, override)
         given = validate(saved)
-    changed = [key for key, value in _flat(given.model_dump()).items() if value != _flat(before.model_dump()).get(key)]
-    refused = [key for key in changed if key in MAY_NOT_CHANGE or not key.startswith(MAY_CHANGE)]
+    changed, old = changed_settings(before, given), flat(before)
+    refused = [
+        key
+        for key, value in changed.items()
+        if key in MAY_NOT_CHANGE or not (key.startswith(MAY_CHANGE) or (key in MAY_FALL and value < old[key]))
+    ]
     if refused:
         raise ConfigError(
             f"{path} was made with other settings ({', '.join(sorted(refused))}); resume it without them, or start a "
@@ -47,8 +77,196 @@ def resumed_config(path: Path, *, given: Config | None = None, overrides: Sequen
     return given
 
 
+def saved_settings(files: RunFiles, info: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's settings as they stand: its config.yaml, with a learning rate that an earlier resume lowered."""
+    try:
+        saved = yaml.safe_load(files.read_config())
+    except yaml.YAMLError as error:
+        raise RunError(f"{files.config_path}: damaged ({' '.join(str(error).split())}); {RESTORE}") from error
+    if not isinstance(saved, dict):
+        raise RunError(f"{files.config_path}: damaged (it holds no settings); {RESTORE}")
+    for resume in info.get("resumes", []):
+        for key in MAY_FALL:
+            if key in resume.get("settings", {}):
+                apply_override(saved, f"{key}={resume['settings'][key]!r}")
+    return saved
+
+
+def changed_settings(before: Config, after: Config) -> dict[str, Any]:
+    """The settings in which two configs differ, with the later value."""
+    old = flat(before)
+    return {key: value for key, value in flat(after).items() if value != old.get(key)}
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every setting under its dotted name."""
+    return _flat(config.model_dump(mode="json"))
+
+
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
     return flat
+
+
+# ------------------------------------------------------------------ files
+
+
+def save_contents(buffer: SampleBuffer, folder: Path) -> None:
+    """Write into a checkpoint what the buffer holds now."""
+    (folder / CONTENTS).write_text(json.dumps(buffer.contents()._asdict(), indent=1) + "\n")
+
+
+def check_files(directory: RunDirectory) -> Checkpoint | None:
+    """The checkpoint to go on from (None: from the start), after metrics and buffer were found to belong to it.
+
+    Reads only. `RunError` names the part that is missing or older.
+    """
+    checkpoint = directory.checkpoints.latest()
+    written = _newest_written(directory)
+    if checkpoint is None:
+        if written is not None:
+            raise RunError(
+                f"{directory.checkpoints.folder}: no checkpoint is there, but the run wrote one of step {written}; "
+                f"{RESTORE}"
+            )
+        _check_start(directory)
+        return None
+    last = directory.metrics.last_step
+    if last is None or last < checkpoint.step:
+        raise RunError(
+            f"{directory.metrics_path}: ends at step {last}, before the checkpoint of step {checkpoint.step}: lines "
+            f"are missing; restore the file from a backup, or remove the checkpoints after step {last} to go back there"
+        )
+    _check_buffer(directory, checkpoint)
+    if written is not None and written > checkpoint.step:
+        log.warning(
+            "%s: the newest intact checkpoint is of step %d, though one of step %d was written; going back there",
+            directory.checkpoints.folder,
+            checkpoint.step,
+            written,
+        )
+    return checkpoint
+
+
+def _newest_written(directory: RunDirectory) -> int | None:
+    """The newest checkpoint that the run says it wrote, whether or not it is there."""
+    said = [directory.info.get("checkpoint"), *(resume.get("step") for resume in directory.info.get("resumes", []))]
+    if directory.buffer_path.exists():  # which settles a step when its checkpoint is written, also in earlier versions
+        with SampleBuffer.open_reader(directory.buffer_path) as buffer:
+            said.append(buffer.settled())
+    return max((step for step in said if isinstance(step, int) and step > 0), default=None)
+
+
+def _check_start(directory: RunDirectory) -> None:
+    """A run without a checkpoint starts over: not one whose buffer is lost, it is no longer the run that it was."""
+    last = directory.metrics.last_step or 0
+    if last == 0:
+        return
+    newest = -1
+    if directory.buffer_path.exists():
+        with SampleBuffer.open_reader(directory.buffer_path) as buffer:
+            newest = buffer.contents().step
+    if newest < last:
+        what = f"ends at step {newest}" if newest >= 0 else "empty or not there"
+        raise RunError(
+            f"{directory.buffer_path}: {what}, but the run reached step {last} and has no checkpoint; {RESTORE}"
+        )
+
+
+def _check_buffer(directory: RunDirectory, checkpoint: Checkpoint) -> None:
+    path, step = directory.buffer_path, checkpoint.step
+    if not path.exists():
+        raise RunError(f"{path}: missing, and the checkpoint of step {step} needs its samples; {RESTORE}")
+    with SampleBuffer.open_reader(path) as buffer:
+        held, settled, missing = buffer.contents(until=step), buffer.settled(), buffer.missing_rows(until=step)
+    if settled > step:
+        raise RunError(
+            f"{checkpoint.path}: older than what {path} can go back to (step {settled}); restore the checkpoints that "
+            f"belong to it, or a buffer as old as the checkpoint; nothing was changed"
+        )
+    expected = _saved_contents(checkpoint)
+    if expected is None:
+        log.warning(
+            "%s: written by an earlier version, which did not note what the buffer held: only its newest step was "
+            "checked",
+            checkpoint.path,
+        )
+    wanted = step if expected is None else expected.step
+    if held.step < wanted:
+        what = "empty" if held.step < 0 else f"ends at step {held.step}"
+        raise RunError(
+            f"{path}: {what}, older than the checkpoint of step {step}, which needs step {wanted}; {RESTORE}"
+        )
+    if missing:
+        raise RunError(f"{path}: {missing} of the samples that it lists are missing; {RESTORE}")
+    if expected is not None and held != expected:
+        names = [name for name in Contents._fields if getattr(held, name) != getattr(expected, name)]
+        raise RunError(
+            f"{path}: not what it was at the checkpoint of step {step} ({', '.join(names)} differ): it is of another "
+            f"run or was edited; {RESTORE}"
+        )
+
+
+def _saved_contents(checkpoint: Checkpoint) -> Contents | None:
+    path = checkpoint.path / CONTENTS
+    return Contents(**json.loads(path.read_text())) if path.exists() else None
+
+
+# ------------------------------------------------------------------ data and tokenizer
+
+
+def inputs_of(task: Task, tokenizer: Any) -> dict[str, Any]:
+    """Digests of the problems, in their order, and of the tokenizer, for run.json."""
+    problems = {
+        name: {"problems": len(queries), "digest": _digest_of_queries(queries)}
+        for name, queries in (("train", task.train), ("heldout", task.heldout))
+    }
+    return {**problems, "tokenizer": _digest_of_tokenizer(tokenizer, task.train[:_TOKENISED])}
+
+
+def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed: bool) -> dict[str, Any]:
+    """What of data and tokenizer changed since the run began, for run.json; refuses it unless it is `allowed`."""
+    then = directory.info.get("inputs")
+    if then is None:
+        log.warning(
+            "%s: written by an earlier version, which kept no digests of data and tokenizer: not checked",
+            directory.info_path,
+        )
+        return {}
+    changed = [
+        f"{said} ({then[name]['problems']:,} problems then, {inputs[name]['problems']:,} now)"
+        for name, said in (("train", "the training data"), ("heldout", "the held-out data"))
+        if inputs[name] != then[name]
+    ]
+    changed += ["the tokenizer"] if inputs["tokenizer"] != then["tokenizer"] else []
+    if not changed:
+        return {}
+    if not allowed:
+        raise RunError(
+            f"{directory.path}: {' and '.join(changed)} changed since the run began: it would go on as another one; "
+            "restore what it was, or accept it with --allow-changed-data (run.json notes it); nothing was changed"
+        )
+    log.warning("%s: %s changed since the run began; going on none the less", directory.path, " and ".join(changed))
+    return {"changed_inputs": {name: inputs[name] for name in inputs if inputs[name] != then[name]}}
+
+
+def _digest_of_queries(queries: Sequence[Query]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for query in queries:
+        prompt = query.prompt if isinstance(query.prompt, str) else [(turn.role, turn.content) for turn in query.prompt]
+        row = [query.id, prompt, query.answer, dict(query.columns)]
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _digest_of_tokenizer(tokenizer: Any, queries: Sequence[Query]) -> str:
+    """Of what it does, not of its files: vocabulary, template, special tokens, and the ids of some prompts."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    special = [tokenizer.eos_token_id, tokenizer.bos_token_id, sorted(tokenizer.all_special_ids)]
+    digest.update(json.dumps([special, getattr(tokenizer, "chat_template", None)]).encode())
+    for query in queries:
+        digest.update(plain_prompt(query, tokenizer).tobytes())
+    return digest.hexdigest()

@@ -31,11 +31,11 @@ class Sampler:
         self._judges = ThreadPoolExecutor(2, thread_name_prefix="r3-verify")
 
     def sample(self, prompts: Sequence[Prompt], *, step: int, version: int, seed: str) -> list[Group]:
-        """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's place."""
+        """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's index."""
         sizes = [prompt.answers(self.group_size) for prompt in prompts]
         requests = [
-            Request(prompt.tokens, size, seed_of(f"{seed}/{position}"))
-            for position, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
+            Request(prompt.tokens, size, seed_of(f"{seed}/{index}"))
+            for index, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
         ]
         answers: list[list[Future[Sample] | None]] = [[None] * size for size in sizes]
         for response in self.engine.generate(requests, self.sampling):
@@ -50,7 +50,7 @@ class Sampler:
         text = self.tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
         truncated = response.finish == "length"
         verdict = TRUNCATED if truncated else self.task.verify(prompt.query, text)
-        parts = reward_parts(verdict.right, len(response.tokens), self.reward)
+        parts = reward_parts(verdict.right, len(response.tokens), self.reward, limit=self.sampling.max_tokens)
         if verdict.share is not None and not verdict.right:
             parts["tests"] = verdict.share
         return Sample(

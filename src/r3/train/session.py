@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
-from r3.config import Config, dump
-from r3.errors import ConfigError, RunError
+from r3.config import Config, dump, validate
+from r3.errors import ConfigError
 from r3.evaluate.heldout import evaluate
 from r3.method.step import StepResult
+from r3.policy.update import Diverged
 from r3.policy.world import World
 from r3.rollout.protocol import Sampling
 from r3.run import (
@@ -31,8 +34,10 @@ from r3.train.build import Parts, build
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
+from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
 from r3.train.sampler import Sampler
 from r3.train.state import restore, save
+from r3.train.step_metrics import alarms
 from r3.train.stream import QueryStream
 
 log = logging.getLogger(__name__)
@@ -57,65 +62,88 @@ class Finished:
     """The signal that stopped it, or None if it ran to its end."""
 
 
-def train(config: Config, resume: Path | None = None) -> Finished | None:
+def train(config: Config, resume: Path | None = None, *, allow_changed_data: bool = False) -> Finished | None:
     """Train as the config says; with `resume`, go on with the run in that directory.
 
     Started several times by torchrun or accelerate, the first process leads; in the others it serves and returns None.
     """
     world = World.join(config.model.device)
-    checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None else None
-    adapters = checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
     if world.rank > 0:
-        serve(config, world, adapters)
+        checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None and config.model.lora.enabled else None
+        serve(config, world, _adapters(config, checkpoint))
         finished = None
     else:
         try:
-            finished = _lead(config, resume, adapters, world)
+            if resume is None:
+                finished = _begin(config, world)
+            else:
+                finished = _go_on(config, resume, world, allow_changed_data=allow_changed_data)
         finally:
             dismiss(world)
     world.leave()
     return finished
 
 
-def _lead(config: Config, resume: Path | None, adapters: Path | None, world: World) -> Finished:
-    if resume is None:
-        refuse_run(run_path(config))  # before the model is loaded, which may take minutes
-    parts = build(config, adapters_from=adapters)
-    if world.size > 1:
-        parts = replace(parts, engine=SharedEngine(parts.engine, world))
-    checkpoint = None
-    if resume is not None:
-        directory = RunDirectory.open(resume)
-    else:
-        directory = RunDirectory.create(run_path(config), dump(config), seed=config.run.seed)
-    with directory:
-        if resume is not None:
-            checkpoint = directory.checkpoints.latest()  # now nobody else can change it
-            _go_back(directory, checkpoint)
-        buffer = SampleBuffer(directory.buffer_path, per_query=config.buffer.per_query, total=config.buffer.total)
-        with buffer:
-            return _Session(parts, directory, buffer, checkpoint, world, resumed=resume is not None).run()
+@dataclass(frozen=True, slots=True)
+class _Resumed:
+    """Where a run goes on, after everything was found to be there."""
+
+    checkpoint: Checkpoint | None
+    """None: it has none yet and starts over."""
+    inputs: Mapping[str, Any]
+    notes: Mapping[str, Any]
 
 
-def _go_back(directory: RunDirectory, checkpoint: Checkpoint | None) -> None:
-    """Take the run's files back to the checkpoint, if they reach up to it."""
-    last = directory.metrics.last_step
-    if checkpoint is not None and (last is None or last < checkpoint.step):
-        raise RunError(
-            f"{directory.metrics_path}: ends at step {last}, before the checkpoint of step {checkpoint.step}: lines "
-            f"are missing; restore the file from a backup, or remove the checkpoints after step {last} to go back there"
-        )
-    directory.rewind(checkpoint.step if checkpoint is not None else -1)
+def _begin(config: Config, world: World) -> Finished:
+    refuse_run(run_path(config))  # before the model is loaded, which may take minutes
+    parts = _build(config, None, world)
+    with RunDirectory.create(run_path(config), dump(config), seed=config.run.seed) as directory:
+        directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer))
+        return _run(parts, directory, None, world)
+
+
+def _go_on(config: Config, path: Path, world: World, *, allow_changed_data: bool) -> Finished:
+    """Check all that the run needs, the cheapest first, before anything of it is changed."""
+    with RunDirectory.open(path) as directory:
+        checkpoint = check_files(directory)
+        parts = _build(config, checkpoint, world)
+        inputs = inputs_of(parts.task, parts.policy.tokenizer)
+        notes = check_inputs(directory, inputs, allowed=allow_changed_data)
+        if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
+            notes["settings"] = changed
+        return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world)
+
+
+def _build(config: Config, checkpoint: Checkpoint | None, world: World) -> Parts:
+    parts = build(config, adapters_from=_adapters(config, checkpoint))
+    return parts if world.size == 1 else replace(parts, engine=SharedEngine(parts.engine, world))
+
+
+def _adapters(config: Config, checkpoint: Checkpoint | None) -> Path | None:
+    return checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
+
+
+def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world: World) -> Finished:
+    limits = parts.config.buffer
+    with SampleBuffer(directory.buffer_path, per_query=limits.per_query, total=limits.total) as buffer:
+        try:
+            return _Session(parts, directory, buffer, resumed, world).run()
+        except (FloatingPointError, Diverged) as error:
+            raise Diverged(
+                f"{error}; a resume may lower train.learning_rate and train.max_grad_norm: "
+                f"{resume_command(directory.path)} train.learning_rate={parts.config.train.learning_rate / 2:g}"
+            ) from error
 
 
 def run_path(config: Config) -> Path:
     """run.dir with its names filled in."""
-    try:
-        name = config.run.dir.format(method=config.method.name, task=config.task.name, seed=config.run.seed)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in"
-        ) from error
+    names = {"{method}": config.method.name, "{task}": config.task.name, "{seed}": str(config.run.seed)}
+    # Not str.format: it also takes widths, and {seed:9999999999} is a name of ten gigabytes.
+    name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], config.run.dir)
+    if "{" in name or "}" in name:
+        raise ConfigError(f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in")
+    if not name or len(name) > 4000 or any(len(os.fsencode(part)) > 255 for part in Path(name).parts):
+        raise ConfigError(f"run.dir={name[:100]}: no name that a directory can have; choose a shorter one")
     return Path(name)
 
 
@@ -127,10 +155,8 @@ class _Session:
         parts: Parts,
         directory: RunDirectory,
         buffer: SampleBuffer,
-        checkpoint: Checkpoint | None,
+        resumed: _Resumed | None,
         world: World,
-        *,
-        resumed: bool,
     ) -> None:
         self.parts, self.config, self.directory, self.buffer = parts, parts.config, directory, buffer
         self.world, config = world, parts.config
@@ -138,9 +164,8 @@ class _Session:
             parts.policy.keep_reference()
         stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
         self.total_steps = total_steps(config, len(stream))
-        if directory.info.get("total_steps") != self.total_steps:  # a resume may go on for longer
-            directory.update_info(total_steps=self.total_steps)
         total_updates = self.total_steps * config.train.updates_per_batch
+        checkpoint = resumed.checkpoint if resumed is not None else None
         if world.size > 1:
             world.broadcast(Start(total_updates, checkpoint.path.absolute() if checkpoint is not None else None))
         updater = make_updater(config, parts.policy, total_updates, exact=parts.engine.exact, world=world)
@@ -149,20 +174,26 @@ class _Session:
             parts.task,
             parts.policy.tokenizer,
             parts.sampling,
-            config.reward,
+            config.settled().reward,
             config.rollout.group_size,
         )
         algorithm = Algorithm(config.method, buffer, parts.policy.tokenizer, seed=config.run.seed)
         self.trainer = Trainer(config, stream, sampler, algorithm, updater)
         if checkpoint is not None:
             restore(self.trainer, checkpoint.path)
+        # All is loaded: only now is anything of the run taken back.
+        if resumed is not None:
+            directory.rewind(checkpoint.step if checkpoint is not None else -1, notes=resumed.notes)
+            directory.update_info(inputs=resumed.inputs)
+        if directory.info.get("total_steps") != self.total_steps:  # a resume may go on for longer
+            directory.update_info(total_steps=self.total_steps)
         buffer.forget_after(self.trainer.step)
         names = [name for name in ("tensorboard", "wandb", "trackio") if getattr(config.run, name)]
         self.sinks: list[Sink] = open_sinks(
             names,
             directory,
             config=config.model_dump(mode="json"),
-            resumed_at=self.trainer.step if resumed else None,
+            resumed_at=self.trainer.step if resumed is not None else None,
         )
         self.tokens = 0
         """Generated in training so far, by this run and those that it resumes."""
@@ -217,13 +248,15 @@ class _Session:
             metrics |= self._evaluation()
         self._save_rollouts(step, result)
         self._record(step, metrics)
+        for told in alarms(metrics, len(result.samples)):
+            log.warning("step %d: %s", step, told)
         if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens a step as so far
             progress.total = min(self.total_steps, max(step, round(step * self.config.train.tokens / self.tokens)))
         progress.update(step, metrics)
         if step % run.checkpoint_every == 0:
             self._checkpoint()
 
-    def _evaluation(self) -> dict[str, float]:
+    def _evaluation(self) -> dict[str, Any]:
         """Held-out accuracy under the plain prompt, asked in the same way every time."""
         if not self.parts.heldout:
             return {}
@@ -258,9 +291,14 @@ class _Session:
 
     def _checkpoint(self) -> None:
         checkpoints = self.directory.checkpoints
-        checkpoints.write(self.trainer.step, lambda folder: save(self.trainer, folder))
+        checkpoints.write(self.trainer.step, self._fill)
+        self.directory.update_info(checkpoint=self.trainer.step)
         checkpoints.prune(self.config.run.keep_checkpoints)
         self.buffer.settle(min(checkpoints.steps()))
+
+    def _fill(self, folder: Path) -> None:
+        save(self.trainer, folder)
+        save_contents(self.buffer, folder)
 
 
 def total_steps(config: Config, queries: int) -> int:

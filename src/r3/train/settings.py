@@ -10,9 +10,9 @@ from r3.policy.settings import OptimiserSettings
 class TrainSettings(OptimiserSettings):
     """The loop and the optimiser."""
 
-    queries_per_step: int = Field(16, ge=1)
+    queries_per_step: int = Field(16, ge=1, le=1_000_000)
     """D_b: queries per step."""
-    epochs: int = Field(3, ge=1)
+    epochs: int = Field(3, ge=1, le=1_000_000)
     """Passes over the task."""
     steps: int | None = Field(None, ge=1)
     """Stop after so many steps, whatever epochs says."""

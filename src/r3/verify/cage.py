@@ -160,6 +160,9 @@ class Cage:
                         worker = self._forkserver.fork()
                     worker = self._run(worker, chunk)
             except Exception as error:  # noqa: BLE001 a keeper that dies would leave its callers waiting for ever
+                if worker is not None:
+                    with contextlib.suppress(Exception):
+                        self._forkserver.reap(worker)
                 worker = None
                 for task in chunk:
                     with contextlib.suppress(InvalidStateError):

@@ -36,6 +36,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)" + r"(?=[^A-Za-z]|\\)\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|noindent|tiny|scriptsize|footnotesize|small|"
          r"normalsize|[lL]arge|LARGE|[hH]uge|bf|it|rm|bfseries|itshape|mathstrut|strut)" + _END, " "),
+        (r"^\s*\\(?:therefore|implies|Rightarrow)" + _END, ""),
+        (r"\\(?:checkmark|blacksquare|qed)" + _END + r"\s*\.?\s*$", ""),
+        (r"^\s*\\begin\{cases\}([^&{}]*=[^&{}]*)\\\\([^&{}]*=[^&{}]*)\\end\{cases\}\s*$", r"\1,\2"),
         (r"\\hspace\*?\s*\{[^{}]*\}", " "),
         (r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
         (r"^\s*(?:=(?!=)|\\approx" + _END + r"|≈)", ""),  # nothing stands before it
@@ -96,7 +99,7 @@ _MARKDOWN = re.compile(
 )
 _TEXT = re.compile(r"\\text\{")
 # What makes the contents of \\text{} words: two letters together, a ratio of units, a lone letter (also in brackets).
-_WORDS = re.compile(r"[A-Za-z]\s*[A-Za-z]|^\s*[A-Za-z]+(?:/[A-Za-z]+)+\s*$|^\s*\(?[A-Za-z]\)?\s*$")
+_WORDS = re.compile(r"[A-Za-z][\s.]*[A-Za-z]|^\s*[A-Za-z]+(?:/[A-Za-z]+)+\s*$|^\s*\(?[A-Za-z]\)?\s*$")
 _COUNTED = re.compile(r"\s*([+-]?\d[\d.,/]*)\s+([A-Za-z][A-Za-z\s.'-]*)", re.ASCII)
 # Thousands set apart by spaces or, in Switzerland, by apostrophes.
 _GROUPED = re.compile(

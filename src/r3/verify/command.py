@@ -61,16 +61,25 @@ def _opened(path: str) -> TextIO:
 
 
 def _rows(path: str, lines: TextIO) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_decoded(path, lines), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise VerifierError(f"{path}, line {number}: not JSON ({error.msg}); every line is one object") from error
+        except (ValueError, RecursionError) as error:
+            raise VerifierError(f"{path}, line {number}: not JSON ({error}); every line is one object") from error
         if not isinstance(row, dict) or not {"id", "prediction", "gold"} <= row.keys():
             raise VerifierError(f"{path}, line {number}: a case needs the keys id, prediction and gold")
         yield {**row, "prediction": str(row["prediction"]), "gold": str(row["gold"])}
+
+
+def _decoded(path: str, lines: TextIO) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise VerifierError(
+            f"{path}: not UTF-8 text ({error}); convert it, e.g. with iconv -f latin1 -t utf8"
+        ) from error
 
 
 def _completion(row: dict[str, Any], bare: bool) -> str:

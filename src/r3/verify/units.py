@@ -182,12 +182,13 @@ def _says_another_value(unit: str) -> bool:
     return any(word in _ARITHMETIC or _ARITHMETIC_ENDING.fullmatch(word) for word in re.split(r"\W+", unit))
 
 
-_UNIT_NAMES = {part for name in _ALIASES.values() for part in name.split("/")} | {"C", "F", "c", "f"}
+_UNIT_NAMES = {part for name in _ALIASES.values() for part in name.split("/")} | {"C", "F", "c", "f", "am", "pm"}
 
 
 def _named(words: str) -> str:
     """One name for each spelling: square inches and sq in are in^2, miles per hour and mph are mile/hour."""
     names, power = [], ""
+    words = re.sub(r"(?<![A-Za-z])([ap])\.?\s?m(?![A-Za-z])\.?", r"\1m", words)
     for word in re.split(r"[\s.~]+", words):
         if len(word) == 1 and word.isupper() and word not in "LCF":
             names.append(word)  # M may be a million, and K a thousand

@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from r3.integrations.verl.data import write
 from r3.method.step import StepResult
+from r3.samples import Query
 from tests.integrations import contract
 from tests.train.tiny import ROOT, save_model
 
@@ -23,11 +25,11 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 HERE = "tests.integrations.verl"
 
 
-def prepare(folder: Path) -> None:
-    """The contract's model and queries, as verl reads them."""
+def prepare(folder: Path, queries: Sequence[Query] | None = None) -> None:
+    """The contract's model and queries (or these), as verl reads them."""
     save_model(folder / "model")
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
-    write(contract.queries(), folder / "train.parquet", "contract", "train")
+    write(queries or contract.queries(), folder / "train.parquet", "contract", "train")
 
 
 def overrides(folder: Path, **more: Any) -> list[str]:
@@ -89,7 +91,7 @@ def run(folder: Path, failing: dict[str, list[int]] | None = None, **more: Any) 
     folder.mkdir(exist_ok=True)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),  # this tree, wherever another is installed
         "PYTHONWARNINGS": "ignore",
         "R3_TEST_FOLDER": str(folder),
         "R3_TEST_FAILING": json.dumps(failing or {}),

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import FSDPActorConfig
 
 from r3.buffer import SampleBuffer
-from r3.integrations.common.checkpoints import FILE
+from r3.integrations.common.buffer_copies import FILE
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.method.step import StepResult
@@ -30,16 +31,21 @@ def whole() -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another loss, two updates a batch, reflection answers under both prompts, no log-probs of the engine's."""
+    """Another loss, two updates per batch, reflection answers under both prompts, no log-probs of the engine's.
+
+    Every second batch holds two queries twice.
+    """
     folder = tmp_path_factory.mktemp("other")
-    running.prepare(folder)
+    queries = contract.queries()
+    again = [replace(queries[i], id=f"q{i} again") for i in (5, 6)]  # histories are kept by the prompt here
+    running.prepare(folder, [*queries[:4], *queries[5:7], *again])
     done = running.run(
         folder,
         {"What is 1+1?": [0, 1, 2, 3], "What is 2+2?": [1]},
         actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean",
         actor_rollout_ref__actor__ppo_mini_batch_size=2,
         actor_rollout_ref__rollout__calculate_log_probs=False,
-        trainer__total_training_steps=5,
+        trainer__total_training_steps=8,
         trainer__save_freq=-1,
         **{"+r3_method.reflection.train_as": "both", "+r3_method.max_reflections": 1, "+r3_method.query_key": "prompt"},
     )
@@ -110,7 +116,16 @@ def test_failed_rollouts_leave_the_batch_and_the_run_goes_on(other: Path) -> Non
     assert "What is 1+1?" not in groups
     assert len(groups["What is 2+2?"]) == contract.GROUP - 1
     assert metrics(other)[3]["r3_method/groups/failed"] > 0
-    assert list(running.steps(other)) == [1, 2, 3, 4, 5]
+    assert list(running.steps(other)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_past_sample_joins_both_groups_of_a_query_that_a_batch_holds_twice(other: Path) -> None:
+    """And is in the update as often, which the tests below see."""
+    shared = 0
+    for result in running.steps(other).values():
+        joined = [sample.id for mixed in result.groups for sample in mixed.replayed]
+        shared += len(joined) - len(set(joined))
+    assert shared > 0
 
 
 @pytest.mark.parametrize("name", ["whole", "other"])

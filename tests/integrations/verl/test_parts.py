@@ -27,7 +27,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from r3.algorithm import Prompt
 from r3.config import load_config
 from r3.errors import ConfigError
-from r3.integrations.common.checkpoints import FILE, prune_copies
+from r3.integrations.common.buffer_copies import FILE, prune_copies
 from r3.integrations.common.groups import Answer
 from r3.integrations.verl import ESTIMATOR, transfer
 from r3.integrations.verl.__main__ import main
@@ -107,6 +107,7 @@ def test_every_recipe_is_named_where_a_user_gets_the_name_wrong() -> None:
     ("override", "fix"),
     [
         ("+r3_method.name=dapo", r"\+r3_method.resample=off"),
+        ("+r3_method.name=gspo", "the surrogate is verl's to set"),
         ("+algorithm.filter_groups={enable: true, metric: acc}", "algorithm.filter_groups.enable=false"),
         ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=r3_mixed_group"),
         ("reward.reward_manager.name=naive", "reward.reward_manager.name=r3_reward"),

@@ -63,5 +63,5 @@ def scale_of(settings: MethodSettings, rows: int, tokens: int) -> Callable[[floa
     if objective.normalise == "token":
         return lambda weight, length: weight * tokens
     if objective.normalise == "constant":
-        return lambda weight, length: weight * rows * objective.constant_length
+        return lambda weight, length: weight * rows * objective.constant
     return lambda weight, length: weight * rows * length

@@ -26,12 +26,12 @@ def check_version() -> None:
     """ImportError, with the command that helps, unless a tested TRL is installed."""
     fix = f"pip install 'trl=={TESTED[-1]}.*'"
     try:
-        found = importlib.metadata.version("trl")
+        installed = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(f"r3.integrations.trl needs TRL, which is not installed: {fix}") from error
-    if ".".join(found.split(".")[:2]) not in TESTED:
+    if ".".join(installed.split(".")[:2]) not in TESTED:
         raise ImportError(
-            f"r3.integrations.trl is tested with TRL {', '.join(TESTED)}, and {found} is installed: {fix}"
+            f"r3.integrations.trl is tested with TRL {', '.join(TESTED)}, and {installed} is installed: {fix}"
         )
 
 

@@ -24,6 +24,19 @@ NORMALISE = {
     "cispo": "token",
     "vespo": "token",
 }
+# Methods of r3 that this trainer does not run, and what TRL has instead.
+ELSEWHERE = {
+    "dapo": "TRL cannot sample a batch again, and without that it would be plain GRPO; the nearest is r3_method='grpo' "
+    "with loss_type='dapo', epsilon_high=0.28 and trl.rewards.get_soft_overlong_punishment among the rewards",
+    "dr_grpo": "it is TRL's own: r3_method='grpo' with loss_type='dr_grpo' and scale_rewards='none'",
+    "gspo": "it is TRL's own: r3_method='grpo' with importance_sampling_level='sequence', epsilon=3e-4 and "
+    "epsilon_high=4e-4",
+    "cispo": "it is TRL's own: r3_method='grpo' with loss_type='cispo' and epsilon_high=5.0",
+    "rloo": "it is TRL's own: trl.RLOOTrainer",
+    "reinforce++": "the nearest is r3_method='grpo' with scale_rewards='batch'",
+    "justrl": "it is TRL's own: r3_method='grpo' with loss_type='dapo' and epsilon_high=0.28",
+    "maxrl": "TRL has nothing like it",
+}
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 
 
@@ -62,6 +75,7 @@ class R3Config(GRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
         method = self.method()
+        _refuse_idle(self, method)
         if not (method.replay.enabled or method.reflection.enabled or method.ranking.enabled):
             return
         for conflict, fix in _conflicts(self, method):
@@ -77,6 +91,11 @@ class R3Config(GRPOConfig):
 
     def method(self) -> MethodSettings:
         """The method's settings: the preset, the overrides, and what TRL's own settings say."""
+        if self.r3_method in ELSEWHERE:
+            raise ValueError(
+                f"r3_method={self.r3_method!r} is a method of r3 train, and R3Trainer would not run it: "
+                f"{ELSEWHERE[self.r3_method]}"
+            )
         overrides = _nested(self.r3_overrides if isinstance(self.r3_overrides, dict) else {})
         if strange := set(_section(overrides, "objective")) - OBJECTIVE_OF_R3:
             raise ValueError(
@@ -100,6 +119,21 @@ class R3Config(GRPOConfig):
                 "set mask_truncated_completions=False or r3_method='r3-no-ranking'"
             )
         return settings.model_copy(update={"mask_truncated": True})
+
+
+def _refuse_idle(args: R3Config, method: MethodSettings) -> None:
+    """With every mechanism off this is TRL's trainer, and whatever else the overrides say would silently do nothing."""
+    if method.replay.enabled or method.reflection.enabled or method.ranking.enabled:
+        return
+    given = _nested(args.r3_overrides if isinstance(args.r3_overrides, dict) else {})
+    idle = sorted(set(given) - {"replay", "reflection", "ranking"})
+    if "resample" in idle:
+        raise ValueError(f"r3_overrides: {_conflicts(args, method)[0][1]}")
+    if idle:
+        raise ValueError(
+            f"r3_overrides: {idle[0]} has no effect, since with replay, reflection and ranking off this is TRL's own "
+            "trainer: use TRL's settings (scale_rewards, loss_type, …), or turn a mechanism on"
+        )
 
 
 def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]:

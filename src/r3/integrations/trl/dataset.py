@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from r3.integrations.common.prompts import prompt_id, text_of
@@ -19,10 +21,71 @@ def query_of(row: Mapping[str, Any], id_column: str | None) -> Query:
     return Query(str(row[id_column]), text_of(prompt))
 
 
+def check_rows(rows: Iterable[Mapping[str, Any]], id_column: str | None) -> None:
+    """Refuse an id that stands for two prompts; warn of a prompt whose rows differ in what else they say."""
+    first: dict[str, tuple[str, str]] = {}
+    differing = 0
+    for row in rows:
+        query_id, prompt = query_of(row, id_column).id, prompt_id(row["prompt"])
+        rest = repr(sorted((name, value) for name, value in row.items() if name not in ("prompt", id_column)))
+        known_prompt, known_rest = first.setdefault(query_id, (prompt, rest))
+        if known_prompt != prompt:
+            raise ValueError(f"r3_id_column={id_column!r}: two prompts have the id {query_id!r}; ids must be unique")
+        differing += known_rest != rest
+    if differing:
+        warnings.warn(
+            f"{differing} rows have the prompt of another row and differ in other columns: R³ keeps one history for "
+            "them, so that an answer judged by one row's columns is replayed for the other; keep one of each, or give "
+            "r3_id_column",
+            stacklevel=3,
+        )
+
+
 def outcome_index(name: str | None, names: Sequence[str]) -> int:
     """Which reward function tells right from wrong."""
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"two reward functions have the same name ({', '.join(names)}), and R³ keeps rewards by name: give each "
+            "its own (__name__)"
+        )
+    if name is None and len(names) > 1:
+        raise ValueError(
+            f"several reward functions ({', '.join(names)}): name the one that tells right from wrong, e.g. "
+            f"r3_outcome_reward={names[-1]!r}"
+        )
     if name is None:
         return 0
     if name not in names:
         raise ValueError(f"r3_outcome_reward={name!r} is not among the reward functions: {', '.join(names)}")
     return list(names).index(name)
+
+
+class OutcomeWatch:
+    """Says once if answer after answer is wrong by the threshold although rewards tell answers apart."""
+
+    BATCHES = 10
+    """Generation batches without a right answer before it says so."""
+
+    def __init__(self, name: str, right_above: float) -> None:
+        self.name, self.right_above = name, right_above
+        self._batches = self._answers = 0
+        self._done = self._vary = False
+        self._low, self._high = math.inf, -math.inf
+
+    def see(self, outcomes: Sequence[float], rewards: Sequence[float], right: Sequence[bool]) -> None:
+        """A generation batch: the outcome function's values, the whole rewards, and what counted as right."""
+        self._done = self._done or any(right)
+        if self._done or not outcomes:
+            return
+        self._batches, self._answers = self._batches + 1, self._answers + len(outcomes)
+        self._low, self._high = min(self._low, *outcomes), max(self._high, *outcomes)
+        self._vary = self._vary or len(set(rewards)) > 1 or len(set(outcomes)) > 1
+        if self._batches < self.BATCHES or not self._vary:
+            return
+        self._done = True
+        warnings.warn(
+            f"none of {self._answers} answers in {self._batches} batches was right, though their rewards differ: "
+            f"{self.name!r} gave {self._low:g} to {self._high:g}, and right is above r3_right_above="
+            f"{self.right_above:g}; lower that, or name another function in r3_outcome_reward",
+            stacklevel=2,
+        )

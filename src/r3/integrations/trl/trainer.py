@@ -13,7 +13,7 @@ Departures from the paper, and choices TRL makes for us:
 - Staleness: replayed tokens' truncated importance weights are folded into a per-token advantage, since TRL's clip is
   around the current policy. The literal ratio π/π_behave of the paper (`correction: naive`) is not offered here.
 - TRL's log-probs are those of temperature sampling; top-k, top-p, min-p and penalties are not in them.
-- Right or wrong is a threshold on one reward function. A truncated answer is wrong and has none of that reward.
+- Right or wrong is a threshold on one reward function. A truncated answer is wrong and has at most 0 of that reward.
 - With every mechanism off this is TRL's trainer, its advantages included.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,13 +34,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from r3.algorithm import Algorithm, Asked
-from r3.integrations.common.checkpoints import FILE, open_buffer, save_buffer
+from r3.integrations.common.buffer_copies import FILE, open_buffer, save_buffer
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of
 from r3.integrations.trl import padding
 from r3.integrations.trl.config import R3Config
-from r3.integrations.trl.dataset import outcome_index, query_of
+from r3.integrations.trl.dataset import OutcomeWatch, check_rows, outcome_index, query_of
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
 from r3.method.step import StepResult
 from r3.samples import Query
@@ -84,7 +84,10 @@ class R3Trainer(GRPOTrainer):
         self._r3_asked: Asked | None = None
         self._r3_seen: _Seen | None = None
         self._r3_sampler: Any = None
-        self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names)
+        self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names) if self._r3_on else 0
+        self._r3_watch = OutcomeWatch(self.reward_func_names[self._r3_outcome], args.r3_right_above)
+        if self._r3_on and isinstance(self.train_dataset, Sized):
+            check_rows(self.train_dataset, args.r3_id_column)  # type: ignore[arg-type]  # rows, as TRL wants them
         self.add_callback(_CloseBuffer(self))
 
     # ------------------------------------------------------------- overrides
@@ -211,13 +214,20 @@ class R3Trainer(GRPOTrainer):
 
     def _judged(self, rewards: Any, verdict: float, truncated: bool) -> tuple[dict[str, float], bool]:
         parts = {n: 0.0 if math.isnan(r) else float(r) for n, r in zip(self.reward_func_names, rewards, strict=True)}
-        if truncated:
-            parts[self.reward_func_names[self._r3_outcome]] = 0.0
+        if truncated:  # no more than 0: with rewards of ±1 a cut answer must not outrank a wrong one
+            outcome = self.reward_func_names[self._r3_outcome]
+            parts[outcome] = min(0.0, parts[outcome])
         return parts, verdict > self.args.r3_right_above and not truncated
 
     def _decide(self, answers: Sequence[Answer]) -> Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
         assert self._r3_asked is not None
+        outcome = self.reward_func_names[self._r3_outcome]
+        self._r3_watch.see(
+            [answer.rewards[outcome] for answer in answers],
+            [math.fsum(answer.rewards.values()) for answer in answers],
+            [answer.right for answer in answers],
+        )
         version, size = self.state.global_step, self._group_size  # TRL lays a prompt's answers side by side
         answered = [(prompt, answers[g * size : (g + 1) * size]) for g, prompt in enumerate(self._r3_asked.prompts)]
         groups = to_groups(answered, version=version, step=self.state.global_step + 1)

@@ -22,8 +22,10 @@ FIX = f"pip install 'r3-rl[verl]' 'verl=={TESTED[-1]}.*'"
 def check_version() -> None:
     """ImportError, with the command that helps, unless a tested verl is installed."""
     try:
-        found = importlib.metadata.version("verl")
+        installed = importlib.metadata.version("verl")
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(f"r3.integrations.verl needs verl, which is not installed: {FIX}") from error
-    if ".".join(found.split(".")[:2]) not in TESTED:
-        raise ImportError(f"r3.integrations.verl is tested with verl {', '.join(TESTED)}, and {found} is here: {FIX}")
+    if ".".join(installed.split(".")[:2]) not in TESTED:
+        raise ImportError(
+            f"r3.integrations.verl is tested with verl {', '.join(TESTED)}, and {installed} is here: {FIX}"
+        )

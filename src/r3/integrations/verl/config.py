@@ -19,6 +19,8 @@ from r3.method.settings import MethodSettings, RewardSettings
 
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 LOSSES = ("vanilla", "gspo", "cispo")
+# Methods that are a surrogate more than anything else, which here is verl's to set, whatever the name says.
+SURROGATES = ("dr_grpo", "gspo", "cispo", "rloo", "justrl")
 # How verl's aggregations weigh a token, in the words of r3's objective.
 NORMALISE = {
     "token-mean": "token",
@@ -98,6 +100,12 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
     correction: Any = algorithm.get("rollout_correction") or {}
     reflecting = settings.reflection.enabled and settings.reflection.max_prompt_tokens > limit
     return [
+        (
+            settings.name in SURROGATES,
+            f"{KEY}.name={settings.name} is a surrogate of r3 train, and here the surrogate is verl's to set: use "
+            f"{KEY}.name=grpo with actor_rollout_ref.actor.policy_loss.loss_mode, clip_ratio_low, clip_ratio_high and "
+            "loss_agg_mode",
+        ),
         (
             settings.resample.enabled,
             f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for "

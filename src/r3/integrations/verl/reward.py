@@ -21,14 +21,15 @@ from r3.verify import MathVerifier
 
 @register(REWARD)
 class R3RewardManager(RewardManagerBase):  # type: ignore[misc]
-    """1 + max(0, 1 − l / L_max) for a right answer of l tokens, 0 for a wrong or truncated one."""
+    """The reward of `r3.method.reward`, a truncated answer counting as wrong."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         self.settings = settings_of(config)
+        self.reward, self.limit = self.settings.reward.of(self.settings.name), config.data.max_response_length
         self.ends = stop_tokens(config, tokenizer)
-        own = config.reward.custom_reward_function.path is not None
-        self.verifier = None if own else MathVerifier()
+        judged_by_user = config.reward.custom_reward_function.path is not None
+        self.verifier = None if judged_by_user else MathVerifier()
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Judge the one answer in `data`."""
@@ -37,7 +38,7 @@ class R3RewardManager(RewardManagerBase):  # type: ignore[misc]
         tokens = item.batch["responses"][:length]
         truncated = int(tokens[-1]) not in self.ends
         right = False if truncated else await self._right(item.non_tensor_batch, tokens)
-        parts = reward_parts(right, length, self.settings.reward)
+        parts = reward_parts(right, length, self.reward, limit=self.limit)
         told = {"acc": float(right), "truncated": float(truncated)}
         return {
             "reward_score": sum(parts.values()),
@@ -63,7 +64,7 @@ def stop_tokens(config: Any, tokenizer: Any) -> set[int]:
     except OSError:  # no generation_config.json: the tokenizer alone knows, to the rollout engine as well
         ends = None
     given = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    found = {*given, tokenizer.eos_token_id} - {None}
-    if not found:
+    stops = {*given, tokenizer.eos_token_id} - {None}
+    if not stops:
         raise ValueError(f"{model.path} names no end-of-text token, so no answer could ever end: set eos_token")
-    return found
+    return stops

@@ -36,7 +36,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from r3.algorithm import Algorithm, Prompt
-from r3.integrations.common.checkpoints import FILE, open_buffer, prune_copies, save_buffer
+from r3.integrations.common.buffer_copies import FILE, open_buffer, prune_copies, save_buffer
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance, importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of
@@ -171,12 +171,12 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         actor = self.config.actor_rollout_ref.actor
-        own = actor.ppo_mini_batch_size
+        configured = actor.ppo_mini_batch_size
         actor.ppo_mini_batch_size = len(batch) // (self._minibatches * self.config.actor_rollout_ref.rollout.n)
         try:
             return super()._update_actor(batch, metrics)
         finally:
-            actor.ppo_mini_batch_size = own
+            actor.ppo_mini_batch_size = configured
 
     # ------------------------------------------------------------- what it is worth
 
@@ -190,9 +190,8 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
                 answers[key] = replace(answer, logprobs=drawn, entropies=entropies[key].float().numpy())
         self.r3_step = self._algorithm.learn(self._groups(), version=self._version)
         self._r3_metrics = {**self.r3_step.counts, **here.counts, "rows": float(len(batch))}
-        if (
-            here.joined and "rollout_log_probs" in data
-        ):  # verl's own correction is for this step's rollouts: 1 for others
+        if here.joined and "rollout_log_probs" in data:
+            # verl's own correction is for this step's rollouts: 1 for others
             keys = list(here.joined.values())
             drawn = torch.nested.as_nested_tensor([old[key] for key in keys], layout=torch.jagged)
             fields = TensorDict({"rollout_log_probs": drawn}, batch_size=len(keys))

@@ -1,0 +1,205 @@
+"""Methods and objectives by name: what each sets, where its numbers come from, and where ours departs from it.
+
+A preset is a handful of values of the settings tree (`r3.method.settings`), never a branch of the loop. Two things of
+the reward belong to a method as well: whether it was published with a bonus for short right answers and whether it
+punishes answers near the length limit; `reward.length_bonus` and `reward.overlong.enabled` follow them while they are
+`auto`.
+
+Naming a preset sets every key of `GOVERNED` to what the preset says, or to the default where it says nothing; all other
+settings (how many samples are replayed, when reflection gives up, …) are left as they are.
+
+Departures that all presets share: rewards of outcomes are 0 and 1 (papers with ±1: the same after normalising, and
+penalties are halved to keep their proportion); the standard deviation is the population's, where most code divides by
+n − 1 (a common factor √(n/(n−1))); learning rate, batch, group size and limits are the recipe's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MethodName = Literal[
+    "grpo",
+    "dapo",
+    "dr_grpo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce++",
+    "justrl",
+    "maxrl",
+    "r3",
+    "r3-no-replay",
+    "r3-no-reflection",
+    "r3-no-ranking",
+]
+ObjectiveName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"]
+
+UNBOUNDED = 1e6
+"""A clip so wide that no ratio reaches it."""
+
+OBJECTIVES: Mapping[ObjectiveName, Mapping[str, Any]] = {
+    "grpo": {},
+    "dapo": {"normalise": "token", "clip_high": 0.28, "dual_clip": 10.0},
+    "dr_grpo": {"normalise": "constant"},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None},
+    "cispo": {"surrogate": "cispo", "normalise": "token", "clip_low": 1.0, "clip_high": 4.0},
+    "reinforce": {"normalise": "constant", "clip_low": 1.0, "clip_high": UNBOUNDED, "dual_clip": None},
+}
+
+GOVERNED_BY_OBJECTIVE = ("ratio", "surrogate", "normalise", "clip_low", "clip_high", "dual_clip")
+"""What naming an objective sets, below `objective`."""
+
+GOVERNED = (
+    "replay.enabled",
+    "reflection.enabled",
+    "ranking.enabled",
+    "resample.enabled",
+    "mask_truncated",
+    "advantage.scale",
+    "advantage.baseline",
+    "objective.name",
+    *(f"objective.{name}" for name in GOVERNED_BY_OBJECTIVE),
+)
+"""What naming a method sets, below `method`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A method by name."""
+
+    summary: str
+    """What it does, in a line."""
+    source: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Its values, over the defaults of the settings tree."""
+    needs: str = "nothing"
+    """Data or compute beyond one group of answers for each query."""
+    departures: str = ""
+    """Where ours differs from the source, beyond what all presets share."""
+    length_bonus: bool = False
+    """Whether it was published with a bonus for short right answers (`reward.length_bonus: auto`)."""
+    overlong: bool = False
+    """Whether it punishes answers near the length limit (`reward.overlong.enabled: auto`)."""
+
+
+_OFF: Mapping[str, Any] = {"enabled": False}
+_PLAIN: Mapping[str, Any] = {"replay": _OFF, "reflection": _OFF, "ranking": _OFF}
+"""The three mechanisms of R³ off."""
+_R3 = "arXiv 2601.19620"
+
+METHODS: Mapping[MethodName, Preset] = {
+    "grpo": Preset(
+        "advantages over the group's mean, divided by its standard deviation; symmetric clip, mean by sequence",
+        "arXiv 2402.03300",
+        _PLAIN,
+        departures="no KL penalty unless objective.kl is set; dual clip 3, as in verl",
+    ),
+    "dapo": Preset(
+        "clip-higher 0.2/0.28, token mean, dynamic sampling decided on outcomes, soft punishment of overlong answers",
+        "arXiv 2503.14476; verl recipe/dapo (dual clip 10; truncated answers are not masked)",
+        {**_PLAIN, "objective": {"name": "dapo"}, "resample": {"enabled": True}},
+        needs="further rollouts for groups without variance",
+        departures=(
+            "draws what is missing, resample.max_rounds times at most, and then trains a batch that is not full "
+            "(theirs: ten draws of three batches, surplus cut, then an error); the token mean is the batch's, not each "
+            "mini-batch's. Published with 16 updates per batch: train.updates_per_batch is the recipe's"
+        ),
+        overlong=True,
+    ),
+    "dr_grpo": Preset(
+        "advantages not divided by the standard deviation, sums of tokens divided by the length limit",
+        "arXiv 2503.20783",
+        {**_PLAIN, "objective": {"name": "dr_grpo"}, "advantage": {"scale": "none"}},
+        departures="dual clip 3, as in verl",
+    ),
+    "gspo": Preset(
+        "one ratio for each sequence, clipped at 3e-4/4e-4",
+        "arXiv 2507.18071",
+        {**_PLAIN, "objective": {"name": "gspo"}},
+        needs="several updates per batch, or its clip never acts",
+    ),
+    "cispo": Preset(
+        "the ratio, clipped into [0, 5], as a weight without gradient on the log-prob; token mean",
+        "arXiv 2506.13585; upper bound 5 after ScaleRL, arXiv 2510.13786",
+        {**_PLAIN, "objective": {"name": "cispo"}},
+        needs="several updates per batch, or its clip never acts",
+        departures="the paper leaves the lower side open too and tunes the upper; verl's example bounds it at 1.2",
+    ),
+    "rloo": Preset(
+        "REINFORCE on whole sequences over the mean of the group's other answers; no clip, no standard deviation",
+        "arXiv 2402.14740",
+        {
+            **_PLAIN,
+            "objective": {"name": "reinforce"},
+            "advantage": {"scale": "none", "baseline": "leave_one_out"},
+        },
+        departures="a sequence's sum is divided by the length limit, a constant; no KL penalty unless objective.kl",
+    ),
+    "reinforce++": Preset(
+        "over the group's mean, divided by the batch's standard deviation (REINFORCE++-baseline); token mean",
+        "arXiv 2501.03262",
+        {
+            **_PLAIN,
+            "objective": {"name": "grpo", "normalise": "token"},
+            "advantage": {"scale": "batch_std"},
+        },
+        departures=(
+            "the standard deviation is over the batch's answers, not over its tokens; no KL penalty unless objective.kl"
+        ),
+    ),
+    "justrl": Preset(
+        "GRPO with clip-higher and token mean, no remedy at all, run long",
+        "arXiv 2512.16649; thunlp/JustRL run_scaling_ssh_distill.sh",
+        {**_PLAIN, "objective": {"name": "dapo"}},
+        departures="the token mean is the batch's, not each mini-batch's; recipes/justrl-1.5b.yaml has its numbers",
+    ),
+    "maxrl": Preset(
+        "advantages divided by the group's mean reward: a query weighs like 1/p, so hard ones count more",
+        "arXiv 2602.02710; tajwarfahim/maxrl verl/trainer/ppo/core_algos.py",
+        {**_PLAIN, "objective": {"name": "grpo", "normalise": "token"}, "advantage": {"scale": "mean"}},
+        departures="published with a gradient norm of 0.3 (train.max_grad_norm)",
+    ),
+    "r3": Preset(
+        "replay, reflection and ranking rewards for groups that teach nothing",
+        _R3,
+        needs="a buffer on disk, further rollouts for reflection",
+        length_bonus=True,
+    ),
+    "r3-no-replay": Preset(
+        "R³ without replay", _R3, {"replay": _OFF}, needs="further rollouts for reflection", length_bonus=True
+    ),
+    "r3-no-reflection": Preset(
+        "R³ without reflection", _R3, {"reflection": _OFF}, needs="a buffer on disk", length_bonus=True
+    ),
+    "r3-no-ranking": Preset(
+        "R³ without ranking rewards",
+        _R3,
+        {"ranking": _OFF},
+        needs="a buffer on disk, further rollouts for reflection",
+        length_bonus=True,
+    ),
+}
+
+
+def reset(method: dict[str, Any], name: str) -> None:
+    """Name a method in a plain mapping of method settings: what it governs goes, everything else stays."""
+    for key in GOVERNED:
+        _drop(method, *key.split("."))
+    method["name"] = name
+
+
+def reset_objective(objective: dict[str, Any], name: str) -> None:
+    """The same for an objective in its section."""
+    for key in GOVERNED_BY_OBJECTIVE:
+        objective.pop(key, None)
+    objective["name"] = name
+
+
+def _drop(method: dict[str, Any], key: str, below: str | None = None) -> None:
+    section = method.get(key)
+    if below is None or not isinstance(section, dict):  # a setting, or a section's short form (replay: off)
+        method.pop(key, None)
+    else:
+        section.pop(below, None)

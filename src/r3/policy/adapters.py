@@ -1,0 +1,105 @@
+"""LoRA adapters in a folder of their own: which base model they belong to, going on with them, merging them.
+
+A checkpoint of a LoRA run, or anything else that peft saved, holds adapters and the name of their base model, no more.
+transformers would load them beside the base, where new adapters then take their place without a word.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from r3.errors import ConfigError
+from r3.policy.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Trained adapters, not yet on any model."""
+
+    folder: str
+    """A local folder or a hub id."""
+    base: str
+    """The folder or hub id of the model that they were trained on."""
+    config: Any
+    """peft's."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (Path(self.folder) / "tokenizer_config.json").exists()
+
+    def __str__(self) -> str:
+        return f"LoRA adapters (rank {self.config.r}) of {self.base}"
+
+
+def adapters_in(path: str, settings: ModelSettings) -> Adapters | None:
+    """The adapters that `path` holds, or None if it holds a model of its own. Of a hub id, what is on this machine."""
+    try:
+        found = find_adapter_config_file(path, revision=settings.revision, local_files_only=True)
+    except (OSError, ValueError):  # a hub id that is none: loading it as a model says so
+        return None
+    if found is None:
+        return None
+    from peft import PeftConfig
+
+    try:
+        config: Any = PeftConfig.from_pretrained(str(Path(found).parent))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"model.path={settings.path}: its adapter_config.json cannot be read ({reason})") from error
+    if config.peft_type != "LORA" or not config.base_model_name_or_path:
+        raise ConfigError(
+            f"model.path={settings.path}: holds adapters of the kind {config.peft_type} for "
+            f"{config.base_model_name_or_path or 'no named base model'}, and only LoRA with a named base can be used: "
+            "give a whole model"
+        )
+    return Adapters(path, config.base_model_name_or_path, config)
+
+
+def continued(base: PreTrainedModel, adapters: Adapters, settings: ModelSettings) -> Any:
+    """The base with these adapters, to be trained further. The settings must be theirs: they are what a run records."""
+    lora, config = settings.lora, adapters.config
+    theirs = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
+    if other := {name: value for name, value in theirs.items() if value != getattr(lora, name)}:
+        wanted = " ".join(f"model.lora.{name}={value:g}" for name, value in other.items())
+        raise ConfigError(
+            f"model.path={settings.path}: going on with its {adapters} needs {wanted}; for other adapters merge these "
+            f"first: r3 models merge {settings.path} --to FOLDER"
+        )
+    return on(base, adapters.folder, settings, is_trainable=True)
+
+
+def merged(base: PreTrainedModel, adapters: Adapters, settings: ModelSettings) -> PreTrainedModel:
+    """The base with the adapters added to its weights: a model as any other."""
+    model: PreTrainedModel = on(base, adapters.folder, settings).merge_and_unload()
+    return model.requires_grad_(True)  # peft froze it for the adapters' sake
+
+
+def on(base: PreTrainedModel, folder: str, settings: ModelSettings, **options: Any) -> Any:
+    """peft's model of the base with the adapters of a folder."""
+    from peft import PeftModel
+
+    try:
+        with quiet():
+            return PeftModel.from_pretrained(base, folder, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"model.path={settings.path}: its adapters do not fit {base.name_or_path} ({reason}); give the base model "
+            "that they were trained on"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without a warning that is peft's (0.21) to mend: it asks after a name that transformers 5.23 warns of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        yield

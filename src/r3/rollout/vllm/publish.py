@@ -1,0 +1,88 @@
+"""Weights from the trainer to other processes: straight from its memory, over HTTP, tensor after tensor.
+
+The trainer listens on a port that the system picks, under a path that nobody can guess; a server's worker reads the
+stream and loads each tensor as it comes, so neither side holds a second copy of the model and nothing touches a disk.
+The stream is one record per tensor (a line of JSON with its name, dtype and shape, then its bytes) and an empty line.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+import torch
+from torch import Tensor
+
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+class Publisher:
+    """Serves what `weights` gives, as it is when somebody asks."""
+
+    def __init__(self, weights: Weights, *, host: str) -> None:
+        secret = secrets.token_urlsafe(24)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if not secrets.compare_digest(self.path.encode(), f"/{secret}".encode()):
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.end_headers()
+                for name, tensor in weights():
+                    head = {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": [*tensor.shape]}
+                    self.wfile.write(json.dumps(head).encode() + b"\n")
+                    self.wfile.write(_bytes_of(tensor))
+                self.wfile.write(b"\n")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        self._server = Server((host, 0), Handler)
+        bracketed = f"[{host}]" if ":" in host else host
+        self.url = f"http://{bracketed}:{self._server.server_port}/{secret}"
+        Thread(target=self._server.serve_forever, name="r3-publish", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def fetch(url: str, *, timeout: float = 600.0) -> Iterator[tuple[str, Tensor]]:
+    """The weights published under this address; a stream that breaks off is an error, not a shorter model."""
+    direct = build_opener(ProxyHandler({}))  # machines of one network, whatever proxy leads out of it
+    with direct.open(url, timeout=timeout) as stream:
+        while (line := stream.readline()) != b"\n":
+            if not line.endswith(b"\n"):
+                raise ConnectionError(f"the weights from {url.rsplit('/', 1)[0]} broke off: is the trainer gone?")
+            head = json.loads(line)
+            tensor = torch.empty(head["shape"], dtype=getattr(torch, head["dtype"]))
+            _read_into(_flat(tensor).numpy().data, stream, head["name"])
+            yield head["name"], tensor
+
+
+def _read_into(buffer: memoryview, stream: Any, name: str) -> None:
+    done = 0
+    while done < len(buffer):
+        count = stream.readinto(buffer[done:])
+        if not count:
+            raise ConnectionError(f"the weights broke off in {name}: is the trainer gone?")
+        done += count
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return _flat(tensor.detach().cpu().contiguous()).numpy().data
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The tensor's memory, byte by byte."""
+    return tensor.reshape(-1).view(torch.uint8)

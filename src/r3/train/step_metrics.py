@@ -1,0 +1,120 @@
+"""One line of `metrics.jsonl`: what a step did, in plain numbers.
+
+All but the names under `seconds/`, `tokens_per_second` and `memory/` is the same in every run with the same seed.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from r3.method.step import StepResult
+from r3.policy.update import UpdateReport
+from r3.samples import Sample
+
+FAILURES = ("timeout", "memory", "crashed", "error")
+"""Verdicts that say something of the verifier rather than of the answer."""
+
+
+MOST_FAILURES = 0.01
+"""Share of a step's answers that the verifier may fail on before it is said aloud."""
+
+
+def alarms(metrics: Mapping[str, float], answers: int) -> list[str]:
+    """What a person should know of a step at once: answers count as wrong that nobody found wrong.
+
+    >>> alarms({"verify/timeout": 2}, 300)
+    []
+    >>> alarms({"verify/timeout": 4}, 300)[0][:64]
+    'the verifier gave up on 4 of 300 answers (timeout), which count '
+    """
+    return [
+        f"the verifier gave up on {count:.0f} of {answers} answers ({reason}), which count as wrong: "
+        "if the machine is not overloaded, see docs/verifier.md"
+        for reason in FAILURES
+        if (count := metrics.get(f"verify/{reason}", 0)) > MOST_FAILURES * answers
+    ]
+
+
+def step_metrics(
+    result: StepResult, report: UpdateReport, seconds: Mapping[str, float], reflections: Mapping[str, int]
+) -> dict[str, float]:
+    """All metrics of a step."""
+    fresh = result.samples
+    plain = [s for s in fresh if s.context.kind == "plain"]
+    reflected = [s for s in fresh if s.context.kind == "reflection"]
+    counts = result.counts
+    groups = max(1.0, counts["groups/plain"])
+    tokens = sum(len(s) for s in fresh)
+    return {
+        "accuracy": _mean(s.outcome for s in plain),
+        "accuracy/reflection": _mean(s.outcome for s in reflected),
+        **_lift(plain, reflected),
+        "reward": _mean(s.reward for s in fresh),
+        **{f"reward/{part}": _mean(s.reward_parts.get(part, 0.0) for s in fresh) for part in _parts(fresh)},
+        "solve_none": counts["groups/solve_none"] / groups,
+        "solve_all": counts["groups/solve_all"] / groups,
+        "truncated": _mean(s.truncated for s in fresh),
+        "entropy": _mean_entropy(fresh),
+        "length/mean": _mean(len(s) for s in fresh),
+        "length/max": max((len(s) for s in fresh), default=0),
+        **{f"verify/{reason}": sum(s.reason == reason for s in fresh) for reason in FAILURES},
+        "tokens/generated": tokens,
+        "tokens/trained": report.tokens,
+        **counts,
+        **{f"reflection/{reason}": count for reason, count in sorted(reflections.items())},
+        "update/count": report.updates,
+        "update/skipped": report.skipped,
+        "update/loss": _mean(report.losses),
+        "update/grad_norm": _mean(report.grad_norms),
+        "update/learning_rate": report.learning_rate,
+        "update/entropy": report.entropy,
+        "update/microbatches": report.microbatches,
+        **{f"update/{name}": value for name, value in report.diagnostics.items()},
+        **{f"seconds/{stage}": value for stage, value in seconds.items()},
+        "tokens_per_second": tokens / max(1e-9, seconds["step"]),
+        "memory/peak_gb": peak_memory_gb(),
+    }
+
+
+def _lift(plain: Sequence[Sample], reflected: Sequence[Sample]) -> dict[str, float]:
+    """What a shown failure adds: right answers per token, and plain answers to the queries that were reflected on."""
+    asked_twice = {sample.query_id for sample in reflected}
+    same = [sample for sample in plain if sample.query_id in asked_twice]
+    return {
+        "lift/plain": _mean(sample.outcome for sample in same),
+        "lift/right_per_1k_tokens/plain": _right_per_1k(same),
+        "lift/right_per_1k_tokens/reflection": _right_per_1k(reflected),
+        "tokens/reflection": sum(map(len, reflected)),
+    }
+
+
+def _right_per_1k(samples: Sequence[Sample]) -> float:
+    tokens = sum(map(len, samples))
+    return 1000 * sum(bool(sample.outcome) for sample in samples) / tokens if tokens else float("nan")
+
+
+def _parts(samples: Sequence[Sample]) -> list[str]:
+    return sorted({"correct", "length", "ranking"} | {part for s in samples for part in s.reward_parts})
+
+
+def _mean(values: Iterable[float | bool | None]) -> float:
+    numbers = [float(value) for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else float("nan")
+
+
+def _mean_entropy(samples: Sequence[Sample]) -> float:
+    known = [s.entropies for s in samples if s.entropies is not None]
+    return float(np.concatenate(known).mean(dtype=np.float64)) if known else float("nan")
+
+
+def peak_memory_gb() -> float:
+    """Most memory used so far: the card's where there is one, else this process's."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated()) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
