@@ -1,4 +1,4 @@
-"""Training on code for real: a tiny model that was taught to write programs learns what they should do by running them."""
+"""Training on code for real: a tiny model that writes programs learns what they should do by running them."""
 
 from __future__ import annotations
 
@@ -50,3 +50,17 @@ def test_a_tiny_model_improves_on_code_with_every_mechanism_acting(taught: Path,
 def mean(steps: list[dict[str, Any]]) -> float:
     return sum(float(line["accuracy"]) for line in steps) / len(steps)
 
+
+def test_a_graded_reward_is_the_share_of_tests_and_leaves_the_outcome(taught: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = ["task.graded=true", "task.heldout=0", "train.steps=1", f"model.path={taught}", f"run.dir={run}"]
+    assert main(["train", str(RECIPES / "code-tiny.yaml"), *few]) == 0
+    (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"step":1,' in line]
+    ids = [query.id for query in load_task(load_config(RECIPES / "code-tiny.yaml").task, seed=0).train]
+    with SampleBuffer.open_reader(run / "buffer.sqlite") as buffer:
+        samples = [sample for past in buffer.history(ids).values() for sample in past]
+    shares = [sample.reward_parts["tests"] for sample in samples if "tests" in sample.reward_parts]
+    assert shares
+    assert set(shares) <= {0.0, 1 / 3, 2 / 3}
+    assert line["reward/tests"] == pytest.approx(sum(shares) / len(samples))
+    assert all(not sample.outcome for sample in samples if "tests" in sample.reward_parts)

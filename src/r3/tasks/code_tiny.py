@@ -85,7 +85,7 @@ def _problems(levels: Sequence[int], count: int, split: Split, seed: int) -> lis
         tests = _tests(steps, rng)
         if not tests or split_of(asked) != split or asked in found:
             continue
-        solution = "\n".join(STEPS[word][_reading(split, rng)] for word in steps)
+        solution = "\n".join(_line(word, split, rng) for word in steps)
         found[asked] = Query(asked, asked, "", {"id": asked, "problem": asked, "tests": tests, "response": solution})
     if len(found) < count:
         raise TaskError(
@@ -95,8 +95,9 @@ def _problems(levels: Sequence[int], count: int, split: Split, seed: int) -> lis
     return list(found.values())
 
 
-def _reading(split: Split, rng: random.Random) -> int:
-    return rng.randrange(2) if split == "warm" else 0
+def _line(word: str, split: Split, rng: random.Random) -> str:
+    meant, other, _ = STEPS[word]
+    return other if split == "warm" and rng.randrange(2) else meant
 
 
 def _tests(steps: Sequence[str], rng: random.Random) -> list[str]:
