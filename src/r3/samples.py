@@ -32,6 +32,10 @@ class Message:
     role: str
     content: str
 
+    def as_dict(self) -> dict[str, str]:
+        """The turn as chat templates and data files have it."""
+        return {"role": self.role, "content": self.content}
+
 
 PromptText = str | tuple[Message, ...]
 """A prompt before it is tokenized: plain text, or the turns of a chat."""

@@ -20,8 +20,8 @@ from r3.algorithm import seed_of
 from r3.method.step import StepResult
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FloatArray, IntArray, Query
-from r3.tasks.base import Verdict
 from r3.train.stream import QueryStream
+from r3.verify.base import Judge, PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model
 
@@ -103,11 +103,9 @@ class Judged:
     def __init__(self) -> None:
         self.train = queries()
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return Verdict(judge(completion, query.answer), "")
-
-    def close(self) -> None:
-        pass
+    @property
+    def judge(self) -> Judge:
+        return PlainJudge(lambda query, text: Verdict(judge(text, query.answer), ""))
 
 
 def run_loop(folder: Path) -> list[StepResult]:
@@ -137,7 +135,6 @@ def run_loop(folder: Path) -> list[StepResult]:
         trainer = Trainer(config, stream, sampler, algorithm, updater)
         while not stream.exhausted:
             results.append(trainer.train_step()[0])
-    sampler.close()
     return results
 
 

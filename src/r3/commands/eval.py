@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from r3.evaluate.results import Results
-    from r3.evaluate.run import Benchmark, Judge, Progress
+    from r3.evaluate.run import Benchmark, Progress
     from r3.policy.model import Policy
     from r3.samples import Query
     from r3.tasks.datasets import Prompting
+    from r3.verify import Judge
 
 PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
 EMBEDDED_TASK = "arithmetic"
@@ -191,10 +192,10 @@ def _benchmarks(arguments: argparse.Namespace, prompting: Prompting, stack: Exit
             continue
         title = SETS[name].title if name in SETS else Path(name).stem
         if name in CODE or arguments.judge == "code":
-            code_judge = code_judge or stack.enter_context(_code_judge(arguments.sandbox))
+            code_judge = code_judge or _closed_by(stack, _code_judge(arguments.sandbox))
             found.append(Benchmark(name, title, _code(name, arguments, prompting), code_judge, extract=_no_vote))
             continue
-        judge = judge or stack.enter_context(_maths_judge(arguments.judge))
+        judge = judge or _closed_by(stack, _maths_judge(arguments.judge))
         queries = (
             load_set(name, folder=arguments.data, prompting=prompting)
             if name in SETS or not Path(name).suffix
@@ -210,6 +211,11 @@ def _benchmarks(arguments: argparse.Namespace, prompting: Prompting, stack: Exit
     return [_only(mark, mark.queries[: arguments.limit]) for mark in found]
 
 
+def _closed_by(stack: ExitStack, judge: Judge) -> Judge:
+    stack.callback(judge.close)
+    return judge
+
+
 def _only(benchmark: Benchmark, queries: Sequence[Query]) -> Benchmark:
     from dataclasses import replace
 
@@ -223,11 +229,7 @@ def _embedded_benchmark() -> Benchmark:
 
     task = load_task(load_config(None).task, seed=0)
 
-    def judge(query: Query, completion: str, truncated: bool) -> tuple[bool, str]:
-        verdict = task.verify(query, completion)
-        return (False, "truncated") if truncated else (verdict.right, verdict.reason)
-
-    return Benchmark(EMBEDDED_TASK, "Arithmetic", task.heldout, judge, extract=_after_mark)
+    return Benchmark(EMBEDDED_TASK, "Arithmetic", task.heldout, task.judge, extract=_after_mark)
 
 
 def _after_mark(text: str) -> str | None:
@@ -250,31 +252,21 @@ def _no_vote(_: str) -> None:
     """Programs are not counted for a majority: those that do the same are seldom the same text."""
 
 
-@contextmanager
-def _code_judge(walls: Any) -> Iterator[Judge]:
+def _code_judge(walls: Any) -> Judge:
     from r3.verify.code import CodeVerifier
     from r3.verify.sandbox import SandboxSettings
 
-    with CodeVerifier(SandboxSettings(walls=walls)) as verifier:
-        verifier.start()  # a machine that cannot isolate code is found out before answers are drawn
-        yield lambda query, text, cut: _pair(verifier.verify(text, truncated=cut, columns=query.columns))
+    verifier = CodeVerifier(SandboxSettings(walls=walls))
+    verifier.start()  # a machine that cannot isolate code is found out before answers are drawn
+    return verifier
 
 
-@contextmanager
-def _maths_judge(name: str) -> Iterator[Judge]:
+def _maths_judge(name: str) -> Judge:
     from r3.tasks.files import boxed_verdict
-
-    if name == "boxed":
-        yield lambda query, text, cut: (False, "truncated") if cut else _pair(boxed_verdict(query, text))
-        return
     from r3.verify import MathVerifier
+    from r3.verify.base import PlainJudge
 
-    with MathVerifier() as verifier:
-        yield lambda query, text, cut: _pair(verifier.verify(text, query.answer, truncated=cut))
-
-
-def _pair(verdict: Any) -> tuple[bool, str]:
-    return verdict.right, verdict.reason
+    return PlainJudge(boxed_verdict) if name == "boxed" else MathVerifier()
 
 
 def _grader(arguments: argparse.Namespace) -> str:

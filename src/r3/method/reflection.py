@@ -207,7 +207,7 @@ def _fill(template: str, **parts: str) -> str:
 def _tokenize(prompt: PromptText, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt, add_special_tokens=True))
-    turns = [{"role": turn.role, "content": turn.content} for turn in prompt]
+    turns = [turn.as_dict() for turn in prompt]
     # The template writes its own special tokens; encoding its text keeps this to what every tokenizer offers.
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))

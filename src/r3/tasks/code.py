@@ -17,7 +17,7 @@ from r3.samples import Query
 from r3.tasks.data_files import read_rows
 from r3.tasks.datasets import CODE, TESTS, Columns, Prompting, load_set, queries_of, select
 from r3.tasks.settings import CodeSettings, SandboxedSettings
-from r3.verify import Verdict, VerifierError
+from r3.verify import Judge, VerifierError
 from r3.verify.code import CodeVerifier, job_of
 from r3.verify.sandbox import SandboxSettings
 
@@ -50,13 +50,7 @@ class CodeTask:
         if not self.train:
             raise TaskError(f"no problem of {settings.path} has a prompt of at most task.max_prompt_tokens={longest}")
         self.heldout: Sequence[Query] = heldout
-        self._verifier = code_verifier(settings)
-
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return self._verifier.verify(completion, columns=query.columns)
-
-    def close(self) -> None:
-        self._verifier.close()
+        self.judge: Judge = code_verifier(settings)
 
 
 def code_verifier(settings: SandboxedSettings) -> CodeVerifier:

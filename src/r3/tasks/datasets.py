@@ -86,6 +86,8 @@ class Columns:
     question: str = "problem"
     answer: str = "answer"
     id: str = "id"
+    needs_answer: bool = True
+    """Whether a row without an answer is an error: judges that go by other columns need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def queries_of(
         query_id = _query_id(row, columns.id, problem, at)
         if query_id in queries:
             raise TaskError(f"{at}: id {query_id!r} appears twice; ids must be unique")
-        answer = "" if columns.answer == TESTS else _text(row, columns.answer, at, (str, int, float))
+        answer = _answer(row, columns, at)
         other, first = answers.setdefault(problem, (answer, number))
         if other != answer:
             raise TaskError(
@@ -182,6 +184,13 @@ def queries_of(
     if not queries:
         raise TaskError(f"{where} holds no problems; give a file with at least one row")
     return list(queries.values())
+
+
+def _answer(row: Mapping[str, Any], columns: Columns, at: str) -> str:
+    """The reference answer; nothing where the judge needs none."""
+    if columns.answer == TESTS or (not columns.needs_answer and row.get(columns.answer) is None):
+        return ""
+    return _text(row, columns.answer, at, (str, int, float))
 
 
 def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ...]) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import Verdict
 from r3.tasks.datasets import Prompting
 from r3.tasks.files import boxed_verdict
 from r3.tasks.settings import GradedArithmeticSettings
+from r3.verify.base import Judge, PlainJudge
 
 LARGEST = 99
 
@@ -35,12 +35,7 @@ class GradedArithmeticTask:
             raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of terms, each 2 or more")
         self.train: Sequence[Query] = _problems(settings, settings.size, settings.split, seed)
         self.heldout: Sequence[Query] = _problems(settings, settings.heldout, "heldout", HELDOUT_SEED)
-
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return boxed_verdict(query, completion)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+        self.judge: Judge = PlainJudge(boxed_verdict)
 
 
 def _problems(settings: GradedArithmeticSettings, count: int, split: Split, seed: int) -> list[Query]:

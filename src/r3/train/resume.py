@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "run.",
     "evaluate.every",
     "rollout.max_rows",
+    "task.functions_in",
 )
 MAY_NOT_CHANGE = ("run.seed",)
 MAY_FALL = ("train.learning_rate", "train.max_grad_norm")
