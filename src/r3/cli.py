@@ -1,7 +1,7 @@
 """The `r3` command. Every subcommand imports what it needs when it runs, so that `r3 --help` answers at once.
 
 Exit codes: 0 done · 1 failed while running · 2 bad input, nothing was started · 3 training diverged ·
-130 stopped by Ctrl-C, 143 by SIGTERM, both after a checkpoint, to be resumed.
+130 stopped by Ctrl-C, 143 by SIGTERM, 129 by a closed terminal (SIGHUP), each after a checkpoint, to be resumed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ examples:
   r3 compare RECIPE --seeds 3 --tokens 1000000    GRPO, DAPO, R³ and its ablations on equal generated tokens
 
 exit codes:
-  0 done, 1 failed while running, 2 bad input, 3 diverged, 130 or 143 stopped by a signal after a checkpoint
+  0 done, 1 failed while running, 2 bad input, 3 diverged, 130, 143 or 129 stopped by a signal after a checkpoint
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
+    # Closed at the start: Python has no stream then, and the next file opened would get its number.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # a terminal or file that knows only ASCII gets ? and escapes for the rest
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = int(arguments.run(arguments))
     except KeyboardInterrupt:
-        print("r3: stopped at once; what was not checkpointed is lost", file=sys.stderr)
+        _tell("stopped at once; what was not checkpointed is lost")
         code = SIGNALS["SIGINT"]
     except BrokenPipeError:  # `r3 … | head`
         code = FAILED
@@ -82,8 +85,14 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _explained(error: R3Error | FloatingPointError) -> int:
     """The error's message without a traceback; returns the exit code."""
-    print(*(f"r3: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
+    for line in str(error).split("\n"):
+        _tell(line)
     return error.exit_code if isinstance(error, R3Error) else DIVERGED
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        print(f"r3: {line}", file=sys.stderr)
 
 
 def _unexpected(error: Exception) -> int:
@@ -97,7 +106,7 @@ def _unexpected(error: Exception) -> int:
         where = f"the traceback is in {file.name}"
     except OSError as refused:
         where = f"its traceback could not be written ({refused.strerror})"
-    print(f"r3: unexpected {type(error).__name__}: {told}; {where}, please report it", file=sys.stderr)
+    _tell(f"unexpected {type(error).__name__}: {told}; {where}, please report it")
     return FAILED
 
 

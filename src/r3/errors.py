@@ -1,6 +1,6 @@
 """Errors for the person at the keyboard: one line that names the file or setting and the fix, and an exit code.
 
-Anything else that is raised is a bug and keeps its traceback.
+Anything else that is raised is a bug: `r3` says so in a line and keeps the traceback in a file.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 FAILED, BAD_INPUT, DIVERGED = 1, 2, 3
-SIGNALS = {"SIGINT": 130, "SIGTERM": 143}
+SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 """Exit codes of a run that a signal stopped after a checkpoint."""
 
 

@@ -107,9 +107,9 @@ def gradients(name: str, log_ratios: Sequence[Sequence[float]], of: Sequence[flo
     from r3.method.step import WeightedSample
 
     sequences = []
-    for row, advantage in zip(log_ratios, of, strict=True):
+    for number, (row, advantage) in enumerate(zip(log_ratios, of, strict=True)):
         sample = Sample("q", np.arange(len(row)), np.full(len(row), -1.0), outcome=False)
-        sequences.append(WeightedSample(np.array([1]), sample, advantage, 1.0, "fresh"))
+        sequences.append(WeightedSample(np.array([1]), sample, advantage, 1.0, "fresh", False, number, 0))
     logprobs = torch.tensor([-1.0 + r for row in log_ratios for r in row], requires_grad=True)
     policy_loss(logprobs, token_batch(sequences, torch.device("cpu")), settings_of(name).objective).loss.backward()
     assert logprobs.grad is not None

@@ -43,7 +43,7 @@ def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
     assert process.stderr.readline() == f"{number.name}: {FINISHING}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_step_is_finished(number: signal.Signals) -> None:
     process = in_first_step()
     send(process, number)
@@ -58,6 +58,19 @@ def test_a_second_ctrl_c_stops_at_once(first: signal.Signals) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"  # while the step still waits for its input
     assert process.communicate() == ("", "")
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
+    """As nohup starts it."""
+    code = """if True:
+        import os, signal
+        from r3.run import StopRequested
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with StopRequested() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            print(bool(stop))
+    """
+    assert python("-c", code).communicate() == ("False\n", "")
 
 
 def test_a_second_sigterm_changes_nothing() -> None:

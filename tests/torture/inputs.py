@@ -23,10 +23,14 @@ SECONDS = 60
 """After which a command line counts as hanging; the slowest takes one or two."""
 
 
+class Hangs(BaseException):
+    """Not an Exception, and above all no OSError: nobody may take it for an error of theirs."""
+
+
 @contextlib.contextmanager
-def _time_limit() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     def ended(*_: Any) -> None:
-        raise TimeoutError(f"no answer within {SECONDS} s")
+        raise Hangs(f"no answer within {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, ended)
     signal.alarm(SECONDS)
@@ -41,7 +45,7 @@ def fault_of(arguments: list[str], codes: tuple[int, ...] = (0, 2)) -> str | Non
     """What is wrong with how `r3` takes these arguments; None if it is as promised: a code, and lines that say why."""
     out, err = io.StringIO(), io.StringIO()
     try:
-        with _time_limit(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with time_limit(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(arguments)
     except SystemExit as ended:  # argparse's own refusal
         code = ended.code if isinstance(ended.code, int) else 1

@@ -36,7 +36,7 @@ def test_a_question_with_two_answers_is_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_question_under_two_ids_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = rows_of(tmp_path, (6, {"problem": "What is 0 + 0?"}), (11, {"problem": "What is 1 + 1?"}))
+    rows = rows_of(tmp_path, (6, {"problem": "What is 0 + 0?"}), (11, {"problem": "What is 1 + 1?", "answer": "10"}))
     assert main(train(tmp_path, rows)) == 0
     assert "1 training queries repeat the text of another" in caplog.text
     assert "1 held-out problems have the very text of a training query" in caplog.text

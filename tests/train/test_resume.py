@@ -64,7 +64,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, uninterrupted: 
     assert (run / last).read_bytes() == (uninterrupted / "run" / last).read_bytes()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_in_a_checkpoint_and_says_how_to_go_on(
     tmp_path: Path, uninterrupted: Path, number: signal.Signals, code: int
 ) -> None:

@@ -64,7 +64,7 @@ def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
     indexer = Indexer(runs, lambda: api.asked)
     # Asked to end (Ctrl-C, SIGTERM): `serve_forever` must be told from another thread.
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
     serving.start()

@@ -6,7 +6,9 @@ because a small model leaves most of a card idle: cells side by side fill it.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -125,8 +127,23 @@ def _start(plan: Plan, cell: Cell) -> subprocess.Popen[bytes]:
 def _launch(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     # In a session of its own: Ctrl-C reaches us alone, and we ask each cell once to finish its step.
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """A cell writes a checkpoint and ends should we be killed: nobody would take its numbers."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _finish(plan: Plan, out: Path, cell: Cell, code: int, *, keep: bool, say: Say) -> bool:

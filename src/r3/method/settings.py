@@ -212,6 +212,7 @@ class ObjectiveSettings(Settings):
     ratio_gate: float | None = Field(10.0, gt=1)
     """Replayed tokens whose importance ratio is outside [1/gate, gate] teach nothing; None for no gate."""
     shaping: ShapingSettings = Field(default_factory=ShapingSettings)
+    """Another objective for replayed tokens."""
 
     @property
     def constant(self) -> int:

@@ -259,9 +259,13 @@ def _whole_model(path: str, adapters: Adapters | None, settings: ModelSettings, 
 def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: Any) -> Any:
     """transformers' loader, its many ways to fail folded into one line that names the setting."""
     try:
-        return kind.from_pretrained(path, revision=settings.revision, **options)
+        return kind.from_pretrained(
+            path, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().split("\n")[0]
+        if "trust_remote_code" in str(error):
+            first = "it comes with code of its own: read that, then set model.trust_remote_code=true"
         raise ConfigError(
             f"model.path={settings.path}: cannot load it ({first}); give a folder with a Hugging Face causal LM, "
             "a hub id that this machine can reach, or 'embedded'"

@@ -40,6 +40,8 @@ class ModelSettings(Settings):
     """A local folder, a hub id, or 'embedded' for the small model that ships with r3."""
     revision: str | None = None
     """Hub revision to pin."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model: whoever wrote it can then do on this machine what you can."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; auto is bfloat16 on CUDA and float32 on CPU. Optimiser state is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

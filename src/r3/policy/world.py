@@ -7,7 +7,9 @@ leads; the others serve it (`ranks.py`). Control messages go over gloo, gradient
 from __future__ import annotations
 
 import datetime
+import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +24,9 @@ BUCKET = 2**26
 """Numbers that are sent at a time: 256 MB in float32."""
 # A process may wait for another's longest rollout or evaluation; one that died is noticed by its closed connection.
 PATIENCE = datetime.timedelta(days=7)
+WORD = 30.0
+"""Seconds of waiting after which the first process says so."""
+log = logging.getLogger(__name__)
 
 
 class World:
@@ -48,7 +53,7 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        with _connected():
+        with _connected(self.rank):
             dist.broadcast_object_list(box, src=0, group=self._messages)
         return box[0]
 
@@ -57,7 +62,7 @@ class World:
         if self.size == 1:
             return [value]
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        with _connected():
+        with _connected(self.rank):
             dist.gather_object(value, found, dst=0, group=self._messages)
         return found
 
@@ -67,7 +72,7 @@ class World:
             return
         for bucket in _buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
-            with _connected():
+            with _connected(self.rank):
                 dist.all_reduce(flat)
             for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 tensor.copy_(total)
@@ -88,13 +93,29 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
+def _say_waiting() -> None:
+    log.warning(
+        "still waiting for another process of this job after %d s: it may have more to do, or be stopped (kill -CONT "
+        "lets it go on); its own output says more",
+        WORD,
+    )
+
+
 class _connected:
     """A broken connection as what it means: another process is gone, and why is in its own output."""
 
+    def __init__(self, rank: int) -> None:
+        # The first process alone speaks: the others wait for its orders, however long it evaluates.
+        self._timer = threading.Timer(WORD, _say_waiting) if rank == 0 else None
+
     def __enter__(self) -> None:
-        pass
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if isinstance(error, RuntimeError) and not isinstance(error, RunError):
             first = str(error).strip().split("\n")[0]
             raise RunError(

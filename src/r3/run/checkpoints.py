@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from r3.errors import RunError
 from r3.run.errors import FULL, write_failed
-from r3.run.files import remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
+from r3.run.files import read_regular, remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def _block_digest(fd: int, place: int) -> bytes:
 
 def _damage(folder: Path, thorough: bool) -> str | None:
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_regular(folder / MANIFEST))
         expected = {name: (int(entry["bytes"]), dict(entry)) for name, entry in manifest["files"].items()}
     except OSError as error:
         return f"{MANIFEST} cannot be read ({error.strerror})"

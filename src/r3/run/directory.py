@@ -28,7 +28,7 @@ from r3.errors import RunError
 from r3.locks import FileLock
 from r3.run.checkpoints import Checkpoints
 from r3.run.errors import write_failed
-from r3.run.files import is_temporary, remove_leftovers, write_atomically
+from r3.run.files import is_temporary, read_regular, remove_leftovers, write_atomically
 from r3.run.lock import lock_run
 from r3.run.metrics import MetricsLog
 from r3.run.rollouts import Rollouts
@@ -59,7 +59,7 @@ class RunFiles:
     def read_info(self) -> dict[str, Any]:
         """What run.json says; refuses a directory that is no run's, and a run of a newer format."""
         try:
-            info = json.loads(self.info_path.read_bytes())
+            info = json.loads(read_regular(self.info_path))
             version = info["format"]
         except (FileNotFoundError, NotADirectoryError) as error:
             raise RunError(
@@ -80,7 +80,7 @@ class RunFiles:
     def read_config(self) -> str:
         """The text of config.yaml."""
         try:
-            return self.config_path.read_text(encoding="utf-8")
+            return read_regular(self.config_path).decode()
         except (OSError, ValueError) as error:
             raise RunError(f"{self.config_path}: cannot be read ({error}); restore it from a backup") from error
 

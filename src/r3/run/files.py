@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from r3.run.errors import write_failed
 
@@ -61,6 +64,24 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A file to read; OSError for a pipe, which nobody may ever write to, and for a device, which may never end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(fd, "rb")
+
+
+def read_regular(path: Path, most: int = 64 * 2**20) -> bytes:
+    """The whole of a small file, under the same conditions."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes")
+    return data
+
+
 def write_all(fd: int, data: bytes) -> None:
     """`os.write` may take only a part, above all on a disk that is filling up."""
     view = memoryview(data)
@@ -98,7 +119,8 @@ class AppendFile:
         self.path = path
         self._durable = durable
         try:
-            self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe is refused at once
+            self._fd: int | None = os.open(path, flags, 0o644)
         except OSError as error:
             raise write_failed(path, error, "an empty file") from error
 

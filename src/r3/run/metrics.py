@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from r3.errors import RunError
 from r3.locks import FileLock, Locked
 from r3.run.errors import write_failed
-from r3.run.files import AppendFile, write_atomically
+from r3.run.files import AppendFile, open_regular, write_atomically
 from r3.run.jsonl import decode_line, encode_line
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class _Line(NamedTuple):
 def _complete_lines(path: Path) -> Iterator[_Line]:
     last, end = None, 0
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise RunError(f"{path}: cannot read the metrics ({error.strerror}); is it in a run directory?") from error
     with file:

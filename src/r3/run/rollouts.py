@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from r3.errors import RunError
 from r3.run.errors import write_failed
-from r3.run.files import remove_leftovers, step_name, step_of, write_atomically
+from r3.run.files import open_regular, remove_leftovers, step_name, step_of, write_atomically
 from r3.run.jsonl import decode_line, encode_line
 
 _SUFFIX = ".jsonl.gz"
@@ -71,7 +71,7 @@ class Rollouts:
     def read(self, step: int) -> Iterator[dict[str, Any]]:
         path = self.path(step)
         try:
-            with gzip.open(path, "rb") as file:
+            with open_regular(path) as packed, gzip.open(packed) as file:
                 for line in file:
                     yield decode_line(line)
         except FileNotFoundError as error:
@@ -83,7 +83,7 @@ class Rollouts:
         """The file's table of contents, without reading a row; None if it was written without one."""
         path = self.path(step)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 packed, start = _packed_table(file)
             if not packed:
                 return None
@@ -99,7 +99,7 @@ class Rollouts:
         """The undecoded lines of one group, at its place in the contents."""
         path, (offset, size) = self.path(step), place
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(offset)
                 member = file.read(size)
             if len(member) < size:

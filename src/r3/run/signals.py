@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM ask for an orderly end: the step is finished and a checkpoint written. A second Ctrl-C insists."""
+"""Ctrl-C, SIGTERM and SIGHUP ask for an orderly end: the step is finished and a checkpoint written.
+
+A second Ctrl-C insists. A hang-up (a closed terminal) that was being ignored, as under nohup, stays ignored.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ FINISHING = "finishing this step, then writing a checkpoint; press Ctrl-C again 
 
 
 class StopRequested:
-    """True inside its `with` block once SIGINT or SIGTERM has come; look at it after each step.
+    """True inside its `with` block once SIGINT, SIGTERM or SIGHUP has come; look at it after each step.
 
         with StopRequested() as stop:
             for step in steps:
@@ -39,7 +42,9 @@ class StopRequested:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             _active.add(self)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._old[number] = signal.signal(number, self._handle)
         return self
 

@@ -188,7 +188,9 @@ def queries_of(
 
 def _answer(row: Mapping[str, Any], columns: Columns, at: str) -> str:
     """The reference answer; nothing where the judge needs none."""
-    if columns.answer == TESTS or (not columns.needs_answer and row.get(columns.answer) is None):
+    if columns.answer == TESTS:
+        return _tests(row, at)
+    if not columns.needs_answer and row.get(columns.answer) is None:
         return ""
     return _text(row, columns.answer, at, (str, int, float))
 
@@ -206,6 +208,13 @@ def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ..
     if isinstance(value, float) and not math.isfinite(value):
         raise TaskError(f"{where}: {value} in column {column!r} is no answer; remove the row")
     return _whole(str(value), column, where)
+
+
+def _tests(row: Mapping[str, Any], where: str) -> str:
+    """Nothing: what judges a program are the tests themselves, which must be there."""
+    if row.get(TESTS) in (None, ""):
+        raise TaskError(f"{where}: nothing in column {TESTS!r} (there are {', '.join(map(str, row))[:300]})")
+    return ""
 
 
 def _query_id(row: Mapping[str, Any], column: str, problem: str, where: str) -> str:

@@ -49,7 +49,7 @@ def dry_run(config: Config, processes: int = 1) -> str:
     notes: list[str] = []
     shape = _shape(config, notes)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
+        model = AutoModelForCausalLM.from_config(shape, trust_remote_code=config.model.trust_remote_code)
     parameters = sum(p.numel() for p in model.parameters())
     queries = _queries(config, shape, notes)
     lines = [

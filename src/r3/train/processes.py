@@ -126,7 +126,7 @@ def _own_share(
 
 def serve(config: Config, world: World, adapters_from: Path | None) -> None:
     """What every rank but the first does, until rank 0 says that it is over. It is rank 0 that a signal stops."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     if config.method.objective.kl > 0:

@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "evaluate.every",
     "rollout.max_rows",
     "task.functions_in",
+    "rollout.server",
 )
 MAY_NOT_CHANGE = ("run.seed",)
 MAY_FALL = ("train.learning_rate", "train.max_grad_norm")

@@ -14,8 +14,9 @@ from typing import Any
 
 from r3.errors import RunError
 from r3.run import RunFiles
+from r3.run.files import read_regular
+from r3.view.columns import MetricsTail
 from r3.view.errors import ViewError
-from r3.view.metrics import MetricsTail
 from r3.view.queries import QueryIndex
 from r3.view.steps import StepTables
 
@@ -47,7 +48,7 @@ class ViewedRun:
             return self.files.read_info(), None
         except RunError as error:
             try:
-                found = json.loads(self.files.info_path.read_bytes())
+                found = json.loads(read_regular(self.files.info_path))
             except (OSError, ValueError):
                 found = {}
             return (found if isinstance(found, dict) else {}), str(error)
@@ -175,7 +176,7 @@ def _holder_lives(lock: Path) -> bool:
     Reading the note, unlike trying the lock, cannot get in the way of a run that is just starting.
     """
     try:
-        note = lock.read_text(encoding="utf-8", errors="replace")
+        note = read_regular(lock, 4096).decode("utf-8", "replace")
     except OSError:
         return False
     match = re.fullmatch(r"process (\d+) on (.*)\n?", note)

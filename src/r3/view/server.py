@@ -14,6 +14,7 @@ import logging
 import secrets
 import socket
 import sys
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -31,6 +32,14 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 USUAL_PORT = 6633
+MOST_CONNECTIONS = 256
+"""Served at a time, each by a thread; a browser keeps six."""
+BUSY_PATIENCE = 0.1
+"""Seconds that a connection turned away may take to have sent its request."""
+BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 28\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\n\r\nr3 view: busy, ask it again\n"
+)
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -63,10 +72,12 @@ class ViewServer(ThreadingHTTPServer):
     """Serves an `Api` and the page over it. `url` is what to open."""
 
     daemon_threads = True
+    request_queue_size = 1024
 
     def __init__(self, api: Api, host: str, port: int) -> None:
         self.api = api
         self.files = static_files()
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.token = None if is_loopback(host) else secrets.token_urlsafe(24)
         if ":" in host:
             self.address_family = socket.AF_INET6
@@ -76,6 +87,26 @@ class ViewServer(ThreadingHTTPServer):
             reason = getattr(error, "strerror", None) or error
             raise ViewError(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from error
         self.names = _own_names(host)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for the connection, or a word that there is none left."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        try:
+            request.settimeout(BUSY_PATIENCE)
+            request.recv(65536)  # unread, it would cut our answer off
+            request.sendall(BUSY)
+            request.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # gone already
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that failed is a line in the log, not a traceback on the screen."""

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import FSDPActorConfig
 
 from r3.buffer import SampleBuffer
-from r3.integrations.common.checkpoints import FILE
+from r3.integrations.common.buffer_copies import FILE
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.method.step import StepResult
@@ -36,7 +37,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("other")
     queries = contract.queries()
-    running.prepare(folder, [*queries[:4], queries[5], queries[5], queries[6], queries[6]])
+    again = [replace(queries[i], id=f"q{i} again") for i in (5, 6)]  # histories are kept by the prompt here
+    running.prepare(folder, [*queries[:4], *queries[5:7], *again])
     done = running.run(
         folder,
         {"What is 1+1?": [0, 1, 2, 3], "What is 2+2?": [1]},

@@ -45,8 +45,8 @@ class Client:
         self._open: set[http.client.HTTPConnection] = set()
         self._lock = threading.Lock()
 
-    def check(self) -> None:
-        """Refuse a server that cannot do what is needed, before a run starts."""
+    def check(self, shape: Mapping[str, Any]) -> None:
+        """Refuse a server that cannot do what is needed for a model of this shape, before a run starts."""
         try:
             check_version(str(self._call("GET", "/version", timeout=30)["version"]), OLDEST_SERVER)
             info = self._call("GET", "/server_info?config_format=json", timeout=60)["vllm_config"]
@@ -64,6 +64,17 @@ class Client:
                 f"{self.address}: it runs with worker_extension_cls={extension or 'none'} and logprobs_mode={mode}, so "
                 f"it could not take weights or would measure other log-probs; start it with: {START}"
             )
+        self._check_shape(shape)
+
+    def _check_shape(self, shape: Mapping[str, Any]) -> None:
+        served = self._call("POST", "/collective_rpc", {"method": "r3_shape"}, timeout=60)["results"][0]
+        other = [
+            f"{name} {served.get(name)} instead of {value}"
+            for name, value in shape.items()
+            if served.get(name) != value
+        ]
+        if other:
+            raise ValueError(f"{self.address}: it serves another model than model.path ({', '.join(other)})")
 
     def local_address(self) -> str:
         """Our own address as this server's machine reaches it."""

@@ -89,3 +89,18 @@ def head_width(config: Any) -> int:
     """Dimensions of an attention head."""
     text = config.get_text_config(decoder=True)
     return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+
+
+def shape_of(config: Any) -> dict[str, Any]:
+    """Of a model's config, what the names and sizes of its weights depend on."""
+    text = config.get_text_config(decoder=True)
+    names = (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
+    return {name: getattr(text, name, None) for name in names}

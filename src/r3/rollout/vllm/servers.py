@@ -31,6 +31,7 @@ from r3.rollout.base import SingleRun
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.rollout.vllm.client import START, Broken, Client, Lost, Refused
+from r3.rollout.vllm.common import shape_of
 from r3.rollout.vllm.publish import Publisher
 from r3.rollout.weights import merged_weights
 
@@ -53,7 +54,7 @@ class VllmServerEngine(SingleRun):
             raise ValueError("its servers take weights from one process; start r3 without torchrun")
         self._links = [_Link(Client(address, patience)) for address in servers]
         for link in self._links:
-            link.client.check()
+            link.client.check(shape_of(model.config))
         self._rows = max(1, max_rows // len(servers))
         self._patience = patience
         self._name = secrets.token_hex(4)
@@ -254,7 +255,7 @@ class _Rollout:
                 if isinstance(error, Refused) or link.failures >= MOST_TRIES:
                     raise RunError(
                         f"rollout.servers: {link.client.address} does not take the weights ({error}); "
-                        "does it serve the model of model.path?"
+                        "look at that server's log"
                     ) from error
                 link.gone(error)
                 return False

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from r3.rollout.vllm.common import shape_of
 from r3.rollout.vllm.publish import fetch
 
 EXTENSION = "r3.rollout.vllm.worker.WeightReceiver"
@@ -32,7 +33,13 @@ class WeightReceiver:
 
     def r3_fetch(self, url: str) -> None:
         """Copy the weights that a trainer publishes under this address."""
-        self.r3_load(fetch(url))
+        weights = fetch(url)
+        # A reload that breaks off leaves vLLM's CPU worker unable to load ever again: begin when all is here.
+        self.r3_load(list(weights) if self.device.type == "cpu" else weights)
+
+    def r3_shape(self) -> dict[str, Any]:
+        """What must agree for a trainer's weights to fit."""
+        return shape_of(self.model_runner.model_config.hf_config)
 
     def _pack_heads(self) -> None:
         """Pack the heads again: vLLM's reload leaves out one that shares its weight with the embedding (0.32)."""

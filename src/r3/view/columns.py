@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
 
+from r3.run.files import open_regular
 from r3.run.jsonl import decode_line
 
 Column = list[float | None]
@@ -41,8 +43,11 @@ class MetricsTail:
             if (status.st_dev, status.st_ino) != self._file or status.st_size < self._end:
                 self._reset(None)
                 self._file = (status.st_dev, status.st_ino)
-            if status.st_size > self._end:
-                self._read()
+            try:
+                if status.st_size > self._end or not stat.S_ISREG(status.st_mode):
+                    self._read()
+            except OSError as error:
+                self._reset(f"metrics.jsonl cannot be read ({error.strerror})")
 
     def since(self, line: int, keep: tuple[str, ...]) -> dict[str, Any]:
         """The lines from number `line` on, as columns of the keys that start with one of `keep`."""
@@ -66,7 +71,7 @@ class MetricsTail:
         self._file, self._end = (0, 0), 0
 
     def _read(self) -> None:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self._end)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]  # half a line is not yet one
