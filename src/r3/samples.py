@@ -52,6 +52,10 @@ class Query:
     prompt: PromptText
     answer: str = ""
     columns: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    instruction: str = ""
+    """What stands behind the question in the prompt, so that a reflection prompt can ask for it again."""
+    chat_options: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    """What the chat template gets besides the turns, e.g. {'enable_thinking': False}."""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from r3.evaluate.run import Benchmark, Progress
     from r3.policy.model import Policy
     from r3.samples import Query
-    from r3.tasks.datasets import Prompting
+    from r3.tasks.prompting import Prompting
     from r3.verify import Judge
 
 PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
@@ -91,7 +91,7 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Result
     from r3.method.reflection import plain_prompt
     from r3.policy.model import Policy
     from r3.rollout.protocol import Sampling
-    from r3.tasks.datasets import Prompting
+    from r3.tasks.prompting import Prompting
     from r3.train.build import make_engine
 
     model = {"path": arguments.model, "device": arguments.device, "dtype": arguments.dtype}
@@ -135,7 +135,7 @@ def _scored(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Resul
     """Answers from a file."""
     from r3.evaluate.run import score_responses
     from r3.evaluate.saved import SavedResponses
-    from r3.tasks.datasets import Prompting
+    from r3.tasks.prompting import Prompting
 
     benchmarks = _benchmarks(arguments, Prompting(), stack)
     tasks = {benchmark.name: benchmark.queries for benchmark in benchmarks}

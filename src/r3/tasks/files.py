@@ -7,7 +7,7 @@ from pathlib import Path
 
 from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.datasets import CODE, SETS, Columns, Prompting, load_file, load_hub, load_set, select
+from r3.tasks.datasets import CODE, SETS, Columns, load_file, load_hub, load_set, select
 from r3.tasks.settings import FileSettings
 from r3.verify import FunctionJudge, Judge, MathVerifier, Verdict, VerifierError
 from r3.verify.base import PlainJudge
@@ -44,7 +44,7 @@ def _judge(settings: FileSettings) -> Judge:
 
 
 def _load(name: str, settings: FileSettings) -> list[Query]:
-    prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
+    prompting = settings.prompting
     if name in CODE:
         raise TaskError(f"{name} is a set of code, which is judged by running it: set task.name=code")
     if name in SETS:

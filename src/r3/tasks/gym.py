@@ -16,7 +16,6 @@ from typing import Any
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.datasets import Prompting
 from r3.tasks.settings import ReasoningGymSettings
 from r3.tasks.solutions import SOLUTIONS
 from r3.verify.base import Judge, PlainJudge, Verdict
@@ -53,7 +52,7 @@ class ReasoningGymTask:
 
     def _problems(self, count: int, split: Split, seed: int) -> list[Query]:
         """`count` distinct problems of a split, the same for the same arguments."""
-        prompting = Prompting(chat=self._settings.chat, instruction=self._settings.instruction)
+        prompting = self._settings.prompting
         write = SOLUTIONS.get(str(self._settings.family))
         found: dict[str, Query] = {}
         for entry in self._drawn(50 * count, f"{split}-{seed}"):
@@ -65,7 +64,7 @@ class ReasoningGymTask:
             columns: dict[str, Any] = {"problem": question}
             if write is not None:
                 columns["solution"] = write(entry)
-            found[question] = Query(question, prompting.prompt(question), str(entry["answer"]), columns)
+            found[question] = prompting.query(question, question, str(entry["answer"]), columns)
             self._entries[question] = entry
         if len(found) < count:
             raise TaskError(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from r3.settings import Settings
+from r3.tasks.prompting import INSTRUCTION, Prompting
 
 Split = Literal["train", "warm"]
 
@@ -135,8 +136,39 @@ class PromptedSettings(TaskSettings):
 
     chat: bool = True
     """Put the question through the tokenizer's chat template."""
-    instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
-    """Appended to every question."""
+    system: str = ""
+    """The system prompt of every chat that brings none of its own."""
+    template: str = ""
+    """What is made of the question: text in which {question} and {any column} are filled in; empty: the question."""
+    instruction: str | None = None
+    """Appended to every question. Unless given: to think and to put the answer into a box, where a box is judged."""
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template gets besides the turns, e.g. {enable_thinking: false}."""
+
+    @property
+    def boxed(self) -> bool:
+        """Whether the task's judge looks for a box."""
+        return True
+
+    @property
+    def prompting(self) -> Prompting:
+        """How a question becomes a prompt."""
+        unless_given = INSTRUCTION if self.boxed else ""
+        instruction = unless_given if self.instruction is None else self.instruction
+        return Prompting(self.chat, instruction, self.system, self.template, self.chat_options)
+
+    @field_validator("chat_options")
+    @classmethod
+    def _options_are_the_templates(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(given.keys() & {"conversation", "tokenize", "add_generation_prompt", "chat_template"}):
+            raise ValueError(f"{', '.join(taken)}: set by r3 itself; give the options that the template knows")
+        return given
+
+    @model_validator(mode="after")
+    def _a_system_prompt_is_for_chats(self) -> PromptedSettings:
+        if not self.chat and (self.system or self.chat_options):
+            raise ValueError("system and chat_options are for chats, and chat=false: put the text into template")
+        return self
 
 
 class GradedArithmeticSettings(PromptedSettings):
@@ -205,6 +237,11 @@ class FileSettings(PromptedSettings):
         return [*super().own_functions, *([self.verifier] if "." in self.verifier else [])]
 
     @property
+    def boxed(self) -> bool:
+        by_box = self.needs_answers and self.verifier in ("math", "boxed")
+        return by_box or any(reward.function == "boxed" for reward in self.rewards)
+
+    @property
     def needs_answers(self) -> bool:
         """Whether every row must have a reference answer: not where the user's rewards alone judge."""
         return not self.rewards or any(reward.function == "correct" for reward in self.rewards)
@@ -236,8 +273,13 @@ class CodeSettings(PromptedSettings, SandboxedSettings):
     (and optionally id, setup and entry_point)."""
     heldout_path: str | None = None
     """The evaluation data, likewise; without it the last `heldout` rows of a file are kept apart."""
-    instruction: str = "Write the whole function in one block of Python code."
+    instruction: str | None = "Write the whole function in one block of Python code."
     """Appended to every question."""
+
+    @property
+    def boxed(self) -> bool:
+        return False
+
     max_prompt_tokens: int | None = Field(None, ge=1)
     """Leave out training problems whose prompt is longer than this."""
 
