@@ -118,9 +118,8 @@ def measure(options: argparse.Namespace, write: Callable[[Row], None]) -> None:
                 if metrics["epoch"] >= 2:
                     write({"engine": method, **facts(result, metrics)})
         for trainer in trainers.values():
-            trainer.sampler.close()
             trainer.algorithm.buffer.close()
-            trainer.sampler.task.close()
+            trainer.sampler.task.judge.close()
 
 
 def facts(result: StepResult, metrics: Row) -> Row:

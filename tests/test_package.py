@@ -25,11 +25,12 @@ ALLOWED = {
     "algorithm": {"errors", "settings", "samples", "method", "buffer"},
     "policy": {"errors", "settings", "samples", "method"},
     "rollout": {"errors", "settings", "samples", "policy"},
-    "verify": {"errors"},
+    "verify": {"errors", "samples"},
+    "answers": {"samples", "rollout", "verify"},
     "run": {"errors", "settings", "samples", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
     "view": {"errors", "method", "run", "buffer"},
-    "evaluate": {"errors", "settings", "samples", "rollout", "tasks", "run", "verify"},
+    "evaluate": {"errors", "settings", "samples", "rollout", "answers", "tasks", "run", "verify"},
     "models": {"config", "errors", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
     # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
@@ -39,7 +40,7 @@ ALLOWED = {
     },
     "train": {
         *("config", "errors", "settings", "samples", "method", "buffer", "algorithm"),
-        *("policy", "rollout", "tasks", "evaluate", "run"),
+        *("policy", "rollout", "answers", "verify", "tasks", "evaluate", "run"),
     },
     "integrations": {"config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"},
     "embedded": {"config", "models", "rollout", "tasks"},

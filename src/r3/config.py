@@ -79,7 +79,10 @@ class Config(Settings):
         if objective.constant_length is None:
             objective = objective.model_copy(update={"constant_length": self.rollout.max_tokens})
         method = self.method.model_copy(update={"objective": objective})
-        return self.model_copy(update={"method": method, "reward": self.reward.of(method.name)})
+        reward = self.reward
+        if self.task.rewards and reward.length_bonus == "auto":  # the bonus is a part of the paper's own reward
+            reward = reward.model_copy(update={"length_bonus": False})
+        return self.model_copy(update={"method": method, "reward": reward.of(method.name)})
 
 
 def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -95,7 +98,17 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> Config:
         given = {} if own else embedded_recipe()
     for override in overrides:
         apply_override(given, override)
-    return validate(given)
+    return _with_folders(validate(given), recipe)
+
+
+def _with_folders(config: Config, recipe: Path | None) -> Config:
+    """With the folders that the task's functions are looked for in, so that a resume from elsewhere finds them."""
+    task = config.task
+    if not task.own_functions or task.functions_in:
+        return config
+    folders = [*([] if recipe is None else [recipe.resolve().parent]), Path.cwd()]
+    names = list(dict.fromkeys(str(folder) for folder in folders))
+    return config.model_copy(update={"task": task.model_copy(update={"functions_in": names})})
 
 
 def embedded_recipe() -> dict[str, Any]:

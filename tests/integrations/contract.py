@@ -24,8 +24,8 @@ from r3.method.settings import MethodSettings
 from r3.method.step import MixedGroup, StepResult
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FloatArray, Group, IntArray, Query, Sample
-from r3.tasks.base import Verdict
 from r3.train.stream import QueryStream
+from r3.verify.base import Judge, PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model
 
@@ -107,11 +107,9 @@ class Judged:
     def __init__(self) -> None:
         self.train = queries()
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return Verdict(judge(completion, query.answer), "")
-
-    def close(self) -> None:
-        pass
+    @property
+    def judge(self) -> Judge:
+        return PlainJudge(lambda query, text: Verdict(judge(text, query.answer), ""))
 
 
 def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
@@ -146,7 +144,6 @@ def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
         trainer = Trainer(config, stream, sampler, algorithm, updater)
         while not stream.exhausted:
             results.append(trainer.train_step()[0])
-    sampler.close()
     return results
 
 

@@ -15,6 +15,7 @@ from r3.errors import TaskError
 from r3.samples import Message, Query
 from r3.tasks.files import FileTask, boxed_verdict
 from r3.tasks.settings import FileSettings
+from r3.verify import VerifierError
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 
@@ -52,8 +53,8 @@ def test_a_judge_of_ones_own_gets_the_columns(tmp_path: Path) -> None:
         name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0, verifier="tests.tasks.test_files.nearly"
     )
     task = FileTask(settings)
-    assert task.verify(task.train[4], "14").right
-    assert not task.verify(task.train[0], "4").right
+    assert task.judge.judge(task.train[4], "14").right
+    assert not task.judge.judge(task.train[0], "4").right
 
 
 @pytest.mark.parametrize(
@@ -85,23 +86,23 @@ def raises(completion: str, **_: Any) -> bool:
 def test_a_judge_that_raises_stops_the_run_by_name_or_is_counted_in_the_cage(tmp_path: Path) -> None:
     options = {"name": "file", "path": str(write(tmp_path / "rows.jsonl")), "heldout": 0}
     task = FileTask(FileSettings(**options, verifier="tests.tasks.test_files.raises"))
-    with pytest.raises(TaskError, match=r"raised ZeroDivisionError \(by hand\) on query .*task.caged=true"):
-        task.verify(task.train[0], "2")
+    with pytest.raises(VerifierError, match=r"raised ZeroDivisionError \(by hand\) on query .*task.caged=true"):
+        task.judge.judge(task.train[0], "2")
     caged = FileTask(FileSettings(**options, verifier="tests.tasks.test_files.raises", caged=True))
     try:
-        verdict = caged.verify(caged.train[0], "2")
+        verdict = caged.judge.judge(caged.train[0], "2")
     finally:
-        caged.close()
+        caged.judge.close()
     assert (verdict.right, verdict.reason) == (False, "error")
 
 
 def test_maths_answers_are_judged_symbolically_by_default(tmp_path: Path) -> None:
     task = FileTask(FileSettings(name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0))
     try:
-        assert task.verify(task.train[0], r"so \boxed{\frac{6}{3}}").right
-        assert not task.verify(task.train[0], r"so \boxed{3}").right
+        assert task.judge.judge(task.train[0], r"so \boxed{\frac{6}{3}}").right
+        assert not task.judge.judge(task.train[0], r"so \boxed{3}").right
     finally:
-        task.close()
+        task.judge.close()
 
 
 def test_filters_by_difficulty_and_length(tmp_path: Path) -> None:

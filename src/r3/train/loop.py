@@ -103,7 +103,9 @@ class Trainer:
 
     def _metrics(self, asked: Asked, result: StepResult, report: UpdateReport) -> dict[str, Any]:
         progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
-        return {**progress, **step_metrics(result, report, self._seconds, asked.counts)}
+        failed = dict(self.sampler.failed)
+        self.sampler.failed.clear()
+        return {**progress, **step_metrics(result, report, self._seconds, asked.counts, failed)}
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "run.",
     "evaluate.every",
     "rollout.max_rows",
+    "task.functions_in",
     "rollout.server",
 )
 MAY_NOT_CHANGE = ("run.seed",)

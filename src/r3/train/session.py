@@ -215,8 +215,7 @@ class _Session:
                 if self.trainer.step not in self.directory.checkpoints.steps():
                     self._checkpoint()
         finally:
-            self.trainer.sampler.close()
-            self.parts.task.close()
+            self.parts.task.judge.close()
             for sink in self.sinks:
                 sink.close()
         if stop:

@@ -105,22 +105,23 @@ def test_a_killed_host_leaves_no_process() -> None:
 
 
 def test_a_forked_child_leaves_its_parents_workers_alone() -> None:
+    from r3.samples import Query
     from r3.verify.code import CodeVerifier
 
-    columns = {"tests": list(RIGHT.tests)}
+    query = Query("q", "?", columns={"tests": list(RIGHT.tests)})
     with CodeVerifier(SandboxSettings(workers=1)) as verifier:
-        assert verifier.verify(RIGHT.code, columns=columns).right
+        assert verifier.judge(query, RIGHT.code).right
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                right = verifier.verify(RIGHT.code, columns=columns).right
+                right = verifier.judge(query, RIGHT.code).right
                 verifier.close()
                 code = 0 if right else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert verifier.verify(RIGHT.code, columns=columns).right
+        assert verifier.judge(query, RIGHT.code).right
 
 
 def test_a_machine_without_isolation_is_refused_with_the_reasons_and_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def export(config: Config, folder: Path) -> list[str]:
                 write(queries, folder / f"{name}.parquet", source, name)
                 said.append(f"written    {folder / f'{name}.parquet'}: {len(queries):,} queries")
     finally:
-        task.close()
+        task.judge.close()
     if not isinstance(config.task, FileSettings) or config.task.verifier != "math":
         judge = (
             config.task.verifier if isinstance(config.task, FileSettings) else f"that of the task {config.task.name}"
