@@ -202,7 +202,7 @@ def _check_evaluation_limit(config: Config, task: Task, lengths: Sequence[int], 
     room = config.evaluate.max_tokens
     if longest + room > max_context:
         raise ConfigError(
-            f"the prompt of held-out query {query_id!r} has {longest} tokens and evaluate.max_tokens={room} asks for as "
-            f"many more, but the model's context is {max_context}; lower evaluate.max_tokens to at most "
+            f"the prompt of held-out query {query_id!r} has {longest} tokens and evaluate.max_tokens={room} asks for "
+            f"as many more, but the model's context is {max_context}; lower evaluate.max_tokens to at most "
             f"{max(0, max_context - longest)}"
         )
