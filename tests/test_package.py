@@ -41,6 +41,10 @@ ALLOWED = {
         *("config", "errors", "settings", "samples", "method", "buffer", "algorithm"),
         *("policy", "rollout", "tasks", "evaluate", "run"),
     },
+    "probe": {
+        *("config", "errors", "samples", "method", "buffer", "algorithm"),
+        *("rollout", "tasks", "evaluate", "run", "train"),
+    },
     "integrations": {"config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"},
     "embedded": {"config", "models", "rollout", "tasks"},
 }

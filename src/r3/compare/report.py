@@ -79,8 +79,8 @@ def _setting(c: Comparison) -> list[str]:
         f"{c.plan['tokens']:,} generated tokens per cell, {seed_list(c.plan['seeds'])}; "
         f"{train['queries_per_step']} queries × {rollout['group_size']} answers per step, "
         f"at most {rollout['max_tokens']} tokens each{_held_out_limit(common)}, learning rate "
-        f"{train['learning_rate']:g}. Equal for all methods; the tokens of reflection groups and of resampled groups count. "
-        f"torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
+        f"{train['learning_rate']:g}. Equal for all methods; the tokens of reflection groups and of resampled groups "
+        f"count. torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
     ]
     if c.exploratory:
         said.append(

@@ -1,0 +1,173 @@
+"""From findings to what is expected to pay, and the settings that follow. `docs/probe.md` gives the reasons.
+
+Every rule asks that an interval leaves nothing open, not that a point estimate looks good: a mechanism that does
+nothing costs tokens on every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from r3.config import Config, changes, validate
+from r3.evaluate.passk import Estimate
+from r3.probe.findings import SERR, Findings
+from r3.train.metrics import FAILURES, MOST_FAILURES
+
+LEAST_REPLAY = 0.01
+"""Replay is expected to pay when at least this share of queries would have a success to replay an epoch later."""
+LEAST_LIFT = 2.0
+"""Reflection is expected to pay when it is right at least so many times as often; a group costs about a plain one."""
+CHANCE = 0.5
+"""The AUC of an order that tells nothing."""
+LEAST_LATE = 0.02
+"""Twice the limit is worth a look when accuracy would rise by at least so much."""
+MOST_UNIFORM = 0.9
+"""Beyond this share of groups that solve none (or all), hardly any teaches."""
+
+Pays = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether one mechanism is expected to pay, and why."""
+
+    about: str
+    pays: Pays
+    reason: str
+
+
+def advise(found: Findings, config: Config) -> tuple[Advice, ...]:
+    """A line for each mechanism, and for whatever else should be known before a long run."""
+    reflection = _reflection(found)
+    return (
+        _replay(found, lifted=reflection.pays == "yes"),
+        reflection,
+        _ranking(found, config),
+        _twice(found),
+        *_remarks(found),
+    )
+
+
+def _replay(found: Findings, *, lifted: bool) -> Advice:
+    success = found.replay["success"]
+    if success.value >= LEAST_REPLAY:
+        reason = f"{_percent(success)} of queries would have a success to replay when met again"
+        return Advice("replay", "yes", reason)
+    reason = f"only {_percent(success)} of queries would have a success to replay when met again"
+    if lifted:
+        return Advice("replay", "yes", f"{reason}, but it brings what reflection finds to the plain prompt")
+    return Advice("replay", "no", f"{reason}; it costs no generated tokens and may stay on")
+
+
+def _reflection(found: Findings) -> Advice:
+    lift = found.lift
+    if lift is None:
+        why = ", ".join(f"{reason} {count}" for reason, count in found.refused.items())
+        if not found.hard:
+            return Advice(
+                "reflection", "no", f"each of {found.queries} queries was solved: there is none to reflect on"
+            )
+        return Advice("reflection", "unknown", f"no reflection answer was drawn ({why or 'no room in the budget'})")
+    told = f"right {_times(lift.ratio)} as often as plain answers to the same {lift.queries} unsolved queries"
+    if lift.difference.low > 0 and lift.ratio.value >= LEAST_LIFT:
+        return Advice("reflection", "yes", told)
+    if lift.ratio.high < LEAST_LIFT or lift.difference.high <= 0:
+        return Advice("reflection", "no", f"{told}: no lift of {LEAST_LIFT:g} times")
+    return Advice("reflection", "unknown", f"{told}: a lift of {LEAST_LIFT:g} times is not shown; draw more --tokens")
+
+
+def _ranking(found: Findings, config: Config) -> Advice:
+    auc = found.ranking.auc.get(SERR)
+    if config.method.mask_truncated:
+        return Advice("ranking", "no", "method.mask_truncated leaves out the very answers that it ranks")
+    if auc is None:
+        return Advice("ranking", "unknown", _no_order(found))
+    told = f"its order has an AUC of {_interval(auc)} for finishing right ({found.ranking.pairs} pairs)"
+    if auc.low > CHANCE:
+        return Advice("ranking", "yes", told)
+    if found.ranking.pairs and auc.high - auc.low == 1.0:
+        return Advice("ranking", "unknown", f"{told}, of only {found.ranking.queries} queries")
+    return Advice("ranking", "no", f"{told}: " + ("worse than chance" if auc.high < CHANCE else "may be chance"))
+
+
+def _no_order(found: Findings) -> str:
+    if found.at_twice.no_room and not found.at_twice.carried_on:
+        return "the model's context has no room to carry truncated answers on to twice the limit"
+    if not found.at_twice.carried_on:
+        return "no truncated answer was carried on, so there is nothing to rank"
+    return "no query has both a truncated answer that finishes right and one that does not"
+
+
+def _twice(found: Findings) -> Advice:
+    late, limit = found.at_twice, found.limit
+    if late.finish_right is None or late.accuracy is None:
+        return Advice("twice the limit", "unknown", "no truncated answer was carried on")
+    plain = found.pass_at[1].value
+    gain = [found.truncated.value * share for share in (late.finish_right.low, late.finish_right.high)]
+    told = (
+        f"{_percent(late.finish_right)} of truncated answers are right at {2 * limit:,} tokens: accuracy "
+        f"{plain:.1%} → {late.accuracy:.1%}"
+    )
+    return Advice(
+        "twice the limit", "yes" if gain[0] >= LEAST_LATE else "no" if gain[1] < LEAST_LATE else "unknown", told
+    )
+
+
+def _remarks(found: Findings) -> list[Advice]:
+    remarks = []
+    for which, hint in (
+        ("none", "a warm start (r3 sft), easier problems or a longer limit come first"),
+        ("all", "harder problems would teach more"),
+    ):
+        if found.solve[which].value > MOST_UNIFORM:
+            remarks.append(Advice("data", "no", f"{_percent(found.solve[which])} of groups solve {which}: {hint}"))
+    failed = {reason: found.reasons[reason] for reason in FAILURES if reason in found.reasons}
+    if sum(failed.values()) > MOST_FAILURES * found.answers:
+        counts = ", ".join(f"{reason} {count}" for reason, count in failed.items())
+        remarks.append(
+            Advice("verifier", "no", f"it gave up on {sum(failed.values())} of {found.answers} answers ({counts})")
+        )
+    return remarks
+
+
+def settings(advice: tuple[Advice, ...], found: Findings) -> dict[str, Any]:
+    """The settings that follow, as they are laid over the recipe. What is unknown is off until it is shown to pay."""
+    pays = {line.about: line.pays for line in advice}
+    method: dict[str, Any] = {"replay": {"enabled": True}}
+    if pays["reflection"] == "yes":
+        method["reflection"] = {
+            "enabled": True,
+            "budget": "shared",
+            "at_once": True,
+            "window": 2 * found.group_size,
+            "min_lift": LEAST_LIFT,
+        }
+    else:
+        method["reflection"] = {"enabled": False}
+    method["ranking"] = {"enabled": pays["ranking"] == "yes"}
+    follow: dict[str, Any] = {"method": method}
+    if pays["twice the limit"] == "yes":
+        follow["evaluate"] = {"max_tokens": 2 * found.limit}
+    return follow
+
+
+def laid_over(config: Config, following: dict[str, Any]) -> str:
+    """The whole recipe with these settings, as YAML."""
+    tree = config.model_dump(mode="json")
+    for section, values in following.items():
+        for name, value in values.items():
+            tree[section][name] = {**tree[section][name], **value} if isinstance(value, dict) else value
+    return changes(validate(tree))
+
+
+def _percent(share: Estimate) -> str:
+    return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+
+
+def _interval(value: Estimate) -> str:
+    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def _times(ratio: Estimate) -> str:
+    return f"{ratio.value:.1f} times [{ratio.low:.1f}, {ratio.high:.1f}]"
