@@ -69,11 +69,11 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
     from r3 import __version__
     from r3.probe.advice import advise, laid_over, settings
     from r3.probe.draw import draw
-    from r3.probe.findings import as_dict, findings
-    from r3.probe.report import show, snippet
+    from r3.probe.findings import as_dict, measure
+    from r3.probe.terminal import show, snippet
     from r3.run.files import write_atomically
     from r3.train.build import build
-    from r3.train.metrics import peak_memory_gb
+    from r3.train.step_metrics import peak_memory_gb
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
     with status.status("r3: loading") as spinner:
@@ -83,14 +83,14 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
         finally:
             parts.task.close()
         spinner.update("r3: intervals")
-        found = findings(
+        findings = measure(
             drawn,
             config.rollout.max_tokens,
             peak_fraction=config.method.ranking.peak_fraction,
             seed=config.run.seed,
         )
-    advice = advise(found, config)
-    follow = settings(advice, found)
+    advice = advise(findings, config)
+    follow = settings(advice, findings)
     spent = sum(drawn.tokens.values())
     speed = spent / max(1e-9, drawn.seconds)
     report = {
@@ -100,7 +100,7 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
         "task": config.task.name,
         "seed": config.run.seed,
         "tokens": {"budget": budget, "generated": spent, **drawn.tokens},
-        "findings": as_dict(found),
+        "findings": as_dict(findings),
         "advice": as_dict(advice),
         "settings": follow,
         "machine": {"seconds": drawn.seconds, "tokens_per_second": speed, "peak_memory_gb": peak_memory_gb()},
@@ -112,7 +112,7 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
     )
     text = io.StringIO()
     for console in (Console(width=None), Console(file=text, width=120)):
-        show(console, found, advice, follow, head)
+        show(console, findings, advice, follow, head)
     numbers = (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()
     if arguments.json is not None:
         write_atomically(arguments.json, numbers)

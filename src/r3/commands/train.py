@@ -34,16 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     recipe, overrides = arguments.recipe, list(arguments.overrides)
     if recipe is not None and "=" in recipe:  # no recipe, overrides only
         recipe, overrides = None, [recipe, *overrides]
-    given = load_config(Path(recipe) if recipe else None, overrides)
-    if arguments.resume is not None:
+    if arguments.resume is None:
+        config = load_config(Path(recipe) if recipe else None, overrides)
+    else:
         from r3.train.resume import resumed_config
 
-        if recipe is None and overrides:
+        if recipe is None:  # overrides are of the run's own settings, and need not go with the defaults
             config = resumed_config(arguments.resume, overrides=overrides)
         else:
-            config = resumed_config(arguments.resume, given=given if recipe else None)
-    else:
-        config = given
+            config = resumed_config(arguments.resume, given=load_config(Path(recipe), overrides))
     if arguments.changed and not arguments.print_config:
         raise ConfigError("--changed is for --print-config: r3 train … --print-config --changed")
     if arguments.allow_changed_data and arguments.resume is None:
@@ -73,8 +72,8 @@ def _run_training(config: object, arguments: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
     from r3.config import Config
-    from r3.train.report import print_report
     from r3.train.session import train
+    from r3.train.summary import print_report
 
     assert isinstance(config, Config)
     finished = train(config, arguments.resume, allow_changed_data=arguments.allow_changed_data)

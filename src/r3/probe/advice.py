@@ -12,7 +12,7 @@ from typing import Any, Literal
 from r3.config import Config, changes, validate
 from r3.evaluate.passk import Estimate
 from r3.probe.findings import SERR, Findings
-from r3.train.metrics import FAILURES, MOST_FAILURES
+from r3.train.step_metrics import FAILURES, MOST_FAILURES
 
 LEAST_REPLAY = 0.01
 """Replay is expected to pay when at least this share of queries would have a success to replay an epoch later."""
@@ -37,20 +37,20 @@ class Advice:
     reason: str
 
 
-def advise(found: Findings, config: Config) -> tuple[Advice, ...]:
+def advise(findings: Findings, config: Config) -> tuple[Advice, ...]:
     """A line for each mechanism, and for whatever else should be known before a long run."""
-    reflection = _reflection(found)
+    reflection = _reflection(findings)
     return (
-        _replay(found, lifted=reflection.pays == "yes"),
+        _replay(findings, lifted=reflection.pays == "yes"),
         reflection,
-        _ranking(found, config),
-        _twice(found),
-        *_remarks(found),
+        _ranking(findings, config),
+        _twice(findings),
+        *_remarks(findings),
     )
 
 
-def _replay(found: Findings, *, lifted: bool) -> Advice:
-    success = found.replay["success"]
+def _replay(findings: Findings, *, lifted: bool) -> Advice:
+    success = findings.replay["success"]
     if success.value >= LEAST_REPLAY:
         reason = f"{_percent(success)} of queries would have a success to replay when met again"
         return Advice("replay", "yes", reason)
@@ -60,13 +60,13 @@ def _replay(found: Findings, *, lifted: bool) -> Advice:
     return Advice("replay", "no", f"{reason}; it costs no generated tokens and may stay on")
 
 
-def _reflection(found: Findings) -> Advice:
-    lift = found.lift
+def _reflection(findings: Findings) -> Advice:
+    lift = findings.lift
     if lift is None:
-        why = ", ".join(f"{reason} {count}" for reason, count in found.refused.items())
-        if not found.hard:
+        why = ", ".join(f"{reason} {count}" for reason, count in findings.refused.items())
+        if not findings.hard:
             return Advice(
-                "reflection", "no", f"each of {found.queries} queries was solved: there is none to reflect on"
+                "reflection", "no", f"each of {findings.queries} queries was solved: there is none to reflect on"
             )
         return Advice("reflection", "unknown", f"no reflection answer was drawn ({why or 'no room in the budget'})")
     told = f"right {_times(lift.ratio)} as often as plain answers to the same {lift.queries} unsolved queries"
@@ -77,34 +77,34 @@ def _reflection(found: Findings) -> Advice:
     return Advice("reflection", "unknown", f"{told}: a lift of {LEAST_LIFT:g} times is not shown; draw more --tokens")
 
 
-def _ranking(found: Findings, config: Config) -> Advice:
-    auc = found.ranking.auc.get(SERR)
+def _ranking(findings: Findings, config: Config) -> Advice:
+    auc = findings.ranking.auc.get(SERR)
     if config.method.mask_truncated:
         return Advice("ranking", "no", "method.mask_truncated leaves out the very answers that it ranks")
     if auc is None:
-        return Advice("ranking", "unknown", _no_order(found))
-    told = f"its order has an AUC of {_interval(auc)} for finishing right ({found.ranking.pairs} pairs)"
+        return Advice("ranking", "unknown", _no_order(findings))
+    told = f"its order has an AUC of {_interval(auc)} for finishing right ({findings.ranking.pairs} pairs)"
     if auc.low > CHANCE:
         return Advice("ranking", "yes", told)
-    if found.ranking.pairs and auc.high - auc.low == 1.0:
-        return Advice("ranking", "unknown", f"{told}, of only {found.ranking.queries} queries")
+    if findings.ranking.pairs and auc.high - auc.low == 1.0:
+        return Advice("ranking", "unknown", f"{told}, of only {findings.ranking.queries} queries")
     return Advice("ranking", "no", f"{told}: " + ("worse than chance" if auc.high < CHANCE else "may be chance"))
 
 
-def _no_order(found: Findings) -> str:
-    if found.at_twice.no_room and not found.at_twice.carried_on:
+def _no_order(findings: Findings) -> str:
+    if findings.at_twice.no_room and not findings.at_twice.carried_on:
         return "the model's context has no room to carry truncated answers on to twice the limit"
-    if not found.at_twice.carried_on:
+    if not findings.at_twice.carried_on:
         return "no truncated answer was carried on, so there is nothing to rank"
     return "no query has both a truncated answer that finishes right and one that does not"
 
 
-def _twice(found: Findings) -> Advice:
-    late, limit = found.at_twice, found.limit
+def _twice(findings: Findings) -> Advice:
+    late, limit = findings.at_twice, findings.limit
     if late.finish_right is None or late.accuracy is None:
         return Advice("twice the limit", "unknown", "no truncated answer was carried on")
-    plain = found.pass_at[1].value
-    gain = [found.truncated.value * share for share in (late.finish_right.low, late.finish_right.high)]
+    plain = findings.pass_at[1].value
+    gain = [findings.truncated.value * share for share in (late.finish_right.low, late.finish_right.high)]
     told = (
         f"{_percent(late.finish_right)} of truncated answers are right at {2 * limit:,} tokens: accuracy "
         f"{plain:.1%} → {late.accuracy:.1%}"
@@ -114,24 +114,24 @@ def _twice(found: Findings) -> Advice:
     )
 
 
-def _remarks(found: Findings) -> list[Advice]:
+def _remarks(findings: Findings) -> list[Advice]:
     remarks = []
     for which, hint in (
         ("none", "a warm start (r3 sft), easier problems or a longer limit come first"),
         ("all", "harder problems would teach more"),
     ):
-        if found.solve[which].value > MOST_UNIFORM:
-            remarks.append(Advice("data", "no", f"{_percent(found.solve[which])} of groups solve {which}: {hint}"))
-    failed = {reason: found.reasons[reason] for reason in FAILURES if reason in found.reasons}
-    if sum(failed.values()) > MOST_FAILURES * found.answers:
+        if findings.solve[which].value > MOST_UNIFORM:
+            remarks.append(Advice("data", "no", f"{_percent(findings.solve[which])} of groups solve {which}: {hint}"))
+    failed = {reason: findings.reasons[reason] for reason in FAILURES if reason in findings.reasons}
+    if sum(failed.values()) > MOST_FAILURES * findings.answers:
         counts = ", ".join(f"{reason} {count}" for reason, count in failed.items())
         remarks.append(
-            Advice("verifier", "no", f"it gave up on {sum(failed.values())} of {found.answers} answers ({counts})")
+            Advice("verifier", "no", f"it gave up on {sum(failed.values())} of {findings.answers} answers ({counts})")
         )
     return remarks
 
 
-def settings(advice: tuple[Advice, ...], found: Findings) -> dict[str, Any]:
+def settings(advice: tuple[Advice, ...], findings: Findings) -> dict[str, Any]:
     """The settings that follow, as they are laid over the recipe. What is unknown is off until it is shown to pay."""
     pays = {line.about: line.pays for line in advice}
     method: dict[str, Any] = {"replay": {"enabled": True}}
@@ -140,7 +140,7 @@ def settings(advice: tuple[Advice, ...], found: Findings) -> dict[str, Any]:
             "enabled": True,
             "budget": "shared",
             "at_once": True,
-            "window": 2 * found.group_size,
+            "window": 2 * findings.group_size,
             "min_lift": LEAST_LIFT,
         }
     else:
@@ -148,7 +148,7 @@ def settings(advice: tuple[Advice, ...], found: Findings) -> dict[str, Any]:
     method["ranking"] = {"enabled": pays["ranking"] == "yes"}
     follow: dict[str, Any] = {"method": method}
     if pays["twice the limit"] == "yes":
-        follow["evaluate"] = {"max_tokens": 2 * found.limit}
+        follow["evaluate"] = {"max_tokens": 2 * findings.limit}
     return follow
 
 

@@ -87,7 +87,7 @@ class Findings:
         return sum(self.reasons.values())
 
 
-def findings(drawn: Drawn, limit: int, *, peak_fraction: float, seed: int) -> Findings:
+def measure(drawn: Drawn, limit: int, *, peak_fraction: float, seed: int) -> Findings:
     """The same answers and seed give the same numbers."""
     group = len(drawn.plain[0][0])
     right = [sum(a.outcomes) + sum(b.outcomes) for a, b in drawn.plain]
@@ -193,7 +193,7 @@ def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranki
         for samples in _by_query(drawn.plain_groups).values()
     ]
     return Ranking(
-        auc={name: found for name, found in auc.items() if found is not None},
+        auc={name: area for name, area in auc.items() if area is not None},
         pairs=sum(of for _, of in counted),
         queries=sum(of > 0 for _, of in counted),
         at_half=_auc(halves, seed),
@@ -223,9 +223,9 @@ def _auc(pairs: Sequence[tuple[float, int]], seed: int) -> Estimate | None:
 def _at_twice(drawn: Drawn, accuracy: float, truncated: float, seed: int) -> Limit:
     tried: Counter[str] = Counter(late.sample.query_id for late in drawn.late)
     right: Counter[str] = Counter(late.sample.query_id for late in drawn.late if late.right)
-    found = estimates.share([right[i] for i in tried], list(tried.values()), seed=seed)
-    at_twice = None if found is None else accuracy + truncated * found.value
-    return Limit(len(drawn.late), found, at_twice, drawn.no_room)
+    finish_right = estimates.share([right[i] for i in tried], list(tried.values()), seed=seed)
+    at_twice = None if finish_right is None else accuracy + truncated * finish_right.value
+    return Limit(len(drawn.late), finish_right, at_twice, drawn.no_room)
 
 
 def as_dict(value: Any) -> Any:

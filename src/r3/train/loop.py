@@ -14,9 +14,9 @@ from r3.method.step import StepResult, is_mixed
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
-from r3.train.metrics import ranking_metrics, step_metrics
 from r3.train.record import StepNotes
 from r3.train.sampler import Sampler
+from r3.train.step_metrics import ranking_metrics, step_metrics
 from r3.train.stream import QueryStream
 
 

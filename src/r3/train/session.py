@@ -37,6 +37,7 @@ from r3.train.record import group_summaries, rollout_rows
 from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
 from r3.train.sampler import Sampler
 from r3.train.state import restore, save
+from r3.train.step_metrics import alarms
 from r3.train.stream import QueryStream
 
 log = logging.getLogger(__name__)
@@ -247,6 +248,8 @@ class _Session:
             metrics |= self._evaluation()
         self._save_rollouts(step, result)
         self._record(step, metrics)
+        for told in alarms(metrics, len(result.samples)):
+            log.warning("step %d: %s", step, told)
         if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens a step as so far
             progress.total = min(self.total_steps, max(step, round(step * self.config.train.tokens / self.tokens)))
         progress.update(step, metrics)

@@ -6,7 +6,17 @@ Importing this costs neither torch nor sympy: sympy is loaded in the workers, wh
 from __future__ import annotations
 
 from r3.verify.base import Case, Verdict, Verifier, VerifierError
+from r3.verify.code import CodeVerifier
 from r3.verify.functions import FunctionVerifier
 from r3.verify.maths import MathSettings, MathVerifier
 
-__all__ = ["Case", "FunctionVerifier", "MathSettings", "MathVerifier", "Verdict", "Verifier", "VerifierError"]
+__all__ = [
+    "Case",
+    "CodeVerifier",
+    "FunctionVerifier",
+    "MathSettings",
+    "MathVerifier",
+    "Verdict",
+    "Verifier",
+    "VerifierError",
+]

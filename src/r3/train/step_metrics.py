@@ -21,6 +21,26 @@ FAILURES = ("timeout", "memory", "crashed", "error")
 """Verdicts that say something of the verifier rather than of the answer."""
 
 
+MOST_FAILURES = 0.01
+"""Share of a step's answers that the verifier may fail on before it is said aloud."""
+
+
+def alarms(metrics: Mapping[str, float], answers: int) -> list[str]:
+    """What a person should know of a step at once: answers count as wrong that nobody found wrong.
+
+    >>> alarms({"verify/timeout": 2}, 300)
+    []
+    >>> alarms({"verify/timeout": 4}, 300)[0][:64]
+    'the verifier gave up on 4 of 300 answers (timeout), which count '
+    """
+    return [
+        f"the verifier gave up on {count:.0f} of {answers} answers ({reason}), which count as wrong: "
+        "if the machine is not overloaded, see docs/verifier.md"
+        for reason in FAILURES
+        if (count := metrics.get(f"verify/{reason}", 0)) > MOST_FAILURES * answers
+    ]
+
+
 def step_metrics(
     result: StepResult, report: UpdateReport, seconds: Mapping[str, float], reflections: Mapping[str, int]
 ) -> dict[str, float]:

@@ -14,10 +14,10 @@ from r3.probe.advice import Advice
 from r3.probe.findings import Findings
 
 
-def show(console: Console, found: Findings, advice: tuple[Advice, ...], follow: dict[str, Any], head: str) -> None:
+def show(console: Console, findings: Findings, advice: tuple[Advice, ...], follow: dict[str, Any], head: str) -> None:
     """The tables, what is expected to pay, and the settings that follow."""
     console.print(head, markup=False)
-    for table in (_groups(found), _answers(found), _lift(found), _ranking(found), _advice(advice)):
+    for table in (_groups(findings), _answers(findings), _lift(findings), _ranking(findings), _advice(advice)):
         console.print(table)
     console.print("The settings that follow:\n", markup=False)
     console.print(snippet(follow), markup=False, highlight=False)
@@ -36,31 +36,33 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _groups(found: Findings) -> Table:
-    table = _table(f"Groups of {found.group_size} answers to {found.queries} training queries", "", "share", "95 %")
-    for which, share in found.solve.items():
+def _groups(findings: Findings) -> Table:
+    table = _table(
+        f"Groups of {findings.group_size} answers to {findings.queries} training queries", "", "share", "95 %"
+    )
+    for which, share in findings.solve.items():
         table.add_row(f"{'mixed' if which == 'mixed' else f'solve {which}'}", *_share(share))
-    for k, passed in found.pass_at.items():
+    for k, passed in findings.pass_at.items():
         table.add_row(f"pass@{k}", *_share(passed))
-    table.add_row("solve none, with a past success to replay", *_share(found.replay["success"]))
-    table.add_row("solve all, with a past failure to replay", *_share(found.replay["failure"]))
-    table.add_row("truncated answers", *_share(found.truncated))
+    table.add_row("solve none, with a past success to replay", *_share(findings.replay["success"]))
+    table.add_row("solve all, with a past failure to replay", *_share(findings.replay["failure"]))
+    table.add_row("truncated answers", *_share(findings.truncated))
     return table
 
 
-def _answers(found: Findings) -> Table:
-    table = _table(f"{found.answers:,} plain answers of at most {found.limit:,} tokens", "", "")
+def _answers(findings: Findings) -> Table:
+    table = _table(f"{findings.answers:,} plain answers of at most {findings.limit:,} tokens", "", "")
     for name, label in (("mean", "mean length"), ("median", "median length"), ("mean_right", "mean length if right")):
-        length = found.lengths[name]
+        length = findings.lengths[name]
         table.add_row(label, "–" if length is None else f"{length:,.1f}")
-    for reason, count in found.reasons.items():
+    for reason, count in findings.reasons.items():
         table.add_row(f"verdict: {reason}", f"{count:,}")
     return table
 
 
-def _lift(found: Findings) -> Table:
-    lift = found.lift
-    title = f"Lift of reflection: {found.hard} of {found.queries} queries never solved"
+def _lift(findings: Findings) -> Table:
+    lift = findings.lift
+    title = f"Lift of reflection: {findings.hard} of {findings.queries} queries never solved"
     table = _table(title, "answers to them", "right", "share", "95 %", "tokens per right answer")
     if lift is None:
         return table
@@ -71,16 +73,14 @@ def _lift(found: Findings) -> Table:
     low, high = lift.difference.low, lift.difference.high
     table.add_row("difference", "", f"{lift.difference.value:+.2%}", f"{low:+.2%} … {high:+.2%}", "")
     table.add_row("ratio", "", f"{lift.ratio.value:.1f}", f"{lift.ratio.low:.1f} … {lift.ratio.high:.1f}", "")
-    for why, count in found.refused.items():
+    for why, count in findings.refused.items():
         table.add_row(f"no reflection prompt: {why}", f"{count:,}", "", "", "")
     return table
 
 
-def _ranking(found: Findings) -> Table:
-    ranking, twice = found.ranking, found.at_twice
-    title = (
-        f"Information in the ranking: {twice.carried_on:,} truncated answers carried on to {2 * found.limit:,} tokens"
-    )
+def _ranking(findings: Findings) -> Table:
+    ranking, twice = findings.ranking, findings.at_twice
+    title = f"Information in the ranking: {twice.carried_on:,} truncated answers carried on to {2 * findings.limit:,} tokens"
     table = _table(title, "order of a query's truncated answers", "AUC", "95 %", "pairs", "queries")
     for name, auc in ranking.auc.items():
         table.add_row(name, *_plain(auc), f"{ranking.pairs:,}", f"{ranking.queries:,}")
