@@ -62,15 +62,21 @@ def difference(first: Sequence[float], second: Sequence[float], *, seed: int) ->
 def ratio(first: Sequence[float], second: Sequence[float], answers: int, *, seed: int) -> Estimate:
     """How many times as often the first is right, each a query's rate; `answers` were drawn for each side in all.
 
-    Either side gets half a success more than it had, so that there is a ratio where one had none.
+    Either side gets half a success more than it had, so that there is a ratio where one had none. A side that was
+    never right would not vary when it is drawn again; its rate is drawn from Jeffreys' Beta(½, answers + ½) instead.
     """
-    extra = 0.5 / answers
-    both = np.stack([np.asarray(first, np.float64), np.asarray(second, np.float64)])
-    value = (both[0].mean() + extra) / (both[1].mean() + extra)
     rng = np.random.default_rng(seed)
-    draws = rng.integers(0, both.shape[1], (RESAMPLES, both.shape[1]))
-    low, high = np.quantile((both[0][draws].mean(1) + extra) / (both[1][draws].mean(1) + extra), [0.025, 0.975])
-    return Estimate(float(value), float(low), float(high))
+    draws = rng.integers(0, len(first), (RESAMPLES, len(first)))
+
+    def side(rates: Sequence[float]) -> tuple[float, Array]:
+        rates_Q = np.asarray(rates, np.float64)
+        if not rates_Q.any():
+            return 0.5 / answers, rng.beta(0.5, answers + 0.5, RESAMPLES)
+        return float(rates_Q.mean()) + 0.5 / answers, rates_Q[draws].mean(1) + 0.5 / answers
+
+    (top, tops), (bottom, bottoms) = side(first), side(second)
+    low, high = np.quantile(tops / np.maximum(bottoms, 1e-12), [0.025, 0.975])
+    return Estimate(top / bottom, float(low), float(high))
 
 
 def share(parts: Sequence[float], wholes: Sequence[float], *, seed: int) -> Estimate | None:

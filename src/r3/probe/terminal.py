@@ -18,6 +18,8 @@ def show(console: Console, findings: Findings, advice: tuple[Advice, ...], follo
     """The tables, what is expected to pay, and the settings that follow."""
     console.print(head, markup=False)
     for table in (_groups(findings), _answers(findings), _lift(findings), _ranking(findings), _advice(advice)):
+        title, table.title = table.title, None  # rich breaks a title to the table's width
+        console.print(title, style="bold", markup=False, highlight=False)
         console.print(table)
     console.print("The settings that follow:\n", markup=False)
     console.print(snippet(follow), markup=False, highlight=False)
@@ -30,9 +32,9 @@ def snippet(follow: dict[str, Any]) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right")
+    table = Table(box=SIMPLE_HEAD, title=title, pad_edge=False, show_header=any(columns))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
     return table
 
 
@@ -66,9 +68,9 @@ def _lift(findings: Findings) -> Table:
     table = _table(title, "answers to them", "right", "share", "95 %", "tokens per right answer")
     if lift is None:
         return table
-    for place, (kind, rate) in enumerate((("plain", lift.plain), ("after a shown failure", lift.reflection))):
-        cost = lift.tokens_per_right[place]
-        counted = f"{lift.right[place]:,} of {lift.answers:,}"
+    for side, (kind, rate) in enumerate((("plain", lift.plain), ("after a shown failure", lift.reflection))):
+        cost = lift.tokens_per_right[side]
+        counted = f"{lift.right[side]:,} of {lift.answers:,}"
         table.add_row(kind, counted, *_share(rate, 2), "–" if cost is None else f"{cost:,.0f}")
     low, high = lift.difference.low, lift.difference.high
     table.add_row("difference", "", f"{lift.difference.value:+.2%}", f"{low:+.2%} … {high:+.2%}", "")
@@ -80,7 +82,8 @@ def _lift(findings: Findings) -> Table:
 
 def _ranking(findings: Findings) -> Table:
     ranking, twice = findings.ranking, findings.at_twice
-    title = f"Information in the ranking: {twice.carried_on:,} truncated answers carried on to {2 * findings.limit:,} tokens"
+    longest = 2 * findings.limit
+    title = f"Information in the ranking: {twice.carried_on:,} truncated answers carried on to {longest:,} tokens"
     table = _table(title, "order of a query's truncated answers", "AUC", "95 %", "pairs", "queries")
     for name, auc in ranking.auc.items():
         table.add_row(name, *_plain(auc), f"{ranking.pairs:,}", f"{ranking.queries:,}")
@@ -95,9 +98,7 @@ def _ranking(findings: Findings) -> Table:
 
 
 def _advice(advice: tuple[Advice, ...]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="Expected to pay", title_justify="left", title_style="bold", pad_edge=False)
-    for column in ("", "", "why"):
-        table.add_column(column)
+    table = Table(box=SIMPLE_HEAD, title="Expected to pay", pad_edge=False, show_header=False)
     for line in advice:
         table.add_row(line.about, line.pays, line.reason)
     return table
