@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE.yaml", help="a recipe; without one, the embedded default")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings over the recipe's")
     parser.add_argument(
-        "--tokens", type=int, metavar="N", help="generate at most so many (default: 256 groups at full length)"
+        "--tokens", type=int, metavar="N", help="generate at most so many (default: 512 groups at full length)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
     parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder for probe.json, report.txt, recipe.yaml")

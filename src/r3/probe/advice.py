@@ -1,7 +1,7 @@
 """From findings to what is expected to pay, and the settings that follow. `docs/probe.md` gives the reasons.
 
-Every rule asks that an interval leaves nothing open, not that a point estimate looks good: a mechanism that does
-nothing costs tokens on every step.
+A mechanism that costs generated tokens or moves the policy is advised only when its interval leaves nothing open;
+replay, which costs none, on its point estimate.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from r3.config import Config, changes, validate
+from r3.config import Config, dump, validate
 from r3.evaluate.passk import Estimate
 from r3.probe.findings import SERR, Findings
 from r3.train.step_metrics import FAILURES, MOST_FAILURES
@@ -17,7 +17,7 @@ from r3.train.step_metrics import FAILURES, MOST_FAILURES
 LEAST_REPLAY = 0.01
 """Replay is expected to pay when at least this share of queries would have a success to replay an epoch later."""
 LEAST_LIFT = 2.0
-"""Reflection is expected to pay when it is right at least so many times as often; a group costs about a plain one."""
+"""Reflection is expected to pay when it is right at least so many times as often, and its interval excludes 1."""
 CHANCE = 0.5
 """The AUC of an order that tells nothing."""
 LEAST_LATE = 0.02
@@ -45,7 +45,7 @@ def advise(findings: Findings, config: Config) -> tuple[Advice, ...]:
         reflection,
         _ranking(findings, config),
         _twice(findings),
-        *_remarks(findings),
+        *_remarks(findings, lifted=reflection.pays == "yes"),
     )
 
 
@@ -70,9 +70,9 @@ def _reflection(findings: Findings) -> Advice:
             )
         return Advice("reflection", "unknown", f"no reflection answer was drawn ({why or 'no room in the budget'})")
     told = f"right {_times(lift.ratio)} as often as plain answers to the same {lift.queries} unsolved queries"
-    if lift.difference.low > 0 and lift.ratio.value >= LEAST_LIFT:
+    if lift.ratio.low > 1 and lift.ratio.value >= LEAST_LIFT:
         return Advice("reflection", "yes", told)
-    if lift.ratio.high < LEAST_LIFT or lift.difference.high <= 0:
+    if lift.ratio.high < LEAST_LIFT:
         return Advice("reflection", "no", f"{told}: no lift of {LEAST_LIFT:g} times")
     return Advice("reflection", "unknown", f"{told}: a lift of {LEAST_LIFT:g} times is not shown; draw more --tokens")
 
@@ -114,13 +114,13 @@ def _twice(findings: Findings) -> Advice:
     )
 
 
-def _remarks(findings: Findings) -> list[Advice]:
+def _remarks(findings: Findings, *, lifted: bool) -> list[Advice]:
     remarks = []
     for which, hint in (
         ("none", "a warm start (r3 sft), easier problems or a longer limit come first"),
         ("all", "harder problems would teach more"),
     ):
-        if findings.solve[which].value > MOST_UNIFORM:
+        if findings.solve[which].value > MOST_UNIFORM and not (which == "none" and lifted):
             remarks.append(Advice("data", "no", f"{_percent(findings.solve[which])} of groups solve {which}: {hint}"))
     failed = {reason: findings.reasons[reason] for reason in FAILURES if reason in findings.reasons}
     if sum(failed.values()) > MOST_FAILURES * findings.answers:
@@ -158,7 +158,7 @@ def laid_over(config: Config, following: dict[str, Any]) -> str:
     for section, values in following.items():
         for name, value in values.items():
             tree[section][name] = {**tree[section][name], **value} if isinstance(value, dict) else value
-    return changes(validate(tree))
+    return dump(validate(tree))
 
 
 def _percent(share: Estimate) -> str:
@@ -170,4 +170,9 @@ def _interval(value: Estimate) -> str:
 
 
 def _times(ratio: Estimate) -> str:
-    return f"{ratio.value:.1f} times [{ratio.low:.1f}, {ratio.high:.1f}]"
+    return f"{ratio.value:.1f} times [{ratio.low:.1f}, {many(ratio.high)}]"
+
+
+def many(times: float) -> str:
+    """A ratio's upper end, which has no meaning where the other side was hardly ever right."""
+    return f"{times:.1f}" if times < 1000 else "over 1,000"

@@ -27,7 +27,7 @@ from r3.train.build import Parts
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
 
-DEFAULT_GROUPS = 256
+DEFAULT_GROUPS = 512
 """Groups of full length that the default budget is made for."""
 FEWEST_GROUPS = 16
 PLAIN_SHARE, LIFT_SHARE = 0.5, 0.35
@@ -145,6 +145,8 @@ class _Drawing:
         self.drawn.hard = len(hard)
         first = 0
         for turn in range(MOST_ROUNDS if hard else 0):
+            if turn and self._room(reserve, self.pair_cost, first) < len(hard):
+                return  # a further group for every query or for none: all weigh the same
             rest = list(hard)
             while rest and (room := self._room(reserve, self.pair_cost, first)):
                 first = first or room

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r3.evaluate.passk import Estimate
-from r3.probe.advice import Advice
+from r3.probe.advice import Advice, many
 from r3.probe.findings import Findings
 
 
@@ -74,7 +74,7 @@ def _lift(findings: Findings) -> Table:
         table.add_row(kind, counted, *_share(rate, 2), "–" if cost is None else f"{cost:,.0f}")
     low, high = lift.difference.low, lift.difference.high
     table.add_row("difference", "", f"{lift.difference.value:+.2%}", f"{low:+.2%} … {high:+.2%}", "")
-    table.add_row("ratio", "", f"{lift.ratio.value:.1f}", f"{lift.ratio.low:.1f} … {lift.ratio.high:.1f}", "")
+    table.add_row("ratio", "", f"{lift.ratio.value:.1f}", f"{lift.ratio.low:.1f} … {many(lift.ratio.high)}", "")
     for why, count in findings.refused.items():
         table.add_row(f"no reflection prompt: {why}", f"{count:,}", "", "", "")
     return table
