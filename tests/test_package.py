@@ -42,6 +42,10 @@ ALLOWED = {
         *("config", "errors", "settings", "samples", "method", "buffer", "algorithm"),
         *("policy", "rollout", "answers", "verify", "tasks", "evaluate", "run"),
     },
+    "probe": {
+        *("config", "errors", "samples", "method", "buffer", "algorithm"),
+        *("rollout", "tasks", "evaluate", "run", "train"),
+    },
     "integrations": {"config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"},
     "embedded": {"config", "models", "rollout", "tasks"},
 }

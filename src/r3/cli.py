@@ -24,6 +24,7 @@ COMMANDS = {
     "methods": "the methods that there are, what each needs, where it comes from",
     "sft": "a supervised warm start on written solutions, before r3 train",
     "eval": "pass@k of a model, or of saved responses, on benchmarks",
+    "probe": "before a long run: which mechanism will pay on this model and data",
     "compare": "methods against each other on equal budgets of generated tokens",
     "models": "models without a model hub: list, fetch, make",
     "verify": "judge maths answers: JSON lines in, JSON lines out",

@@ -70,6 +70,11 @@ class Config(Settings):
             )
         return self
 
+    @property
+    def evaluation_limit(self) -> int:
+        """Tokens that a held-out answer may have."""
+        return self.evaluate.max_tokens or self.rollout.max_tokens
+
     def settled(self) -> Config:
         """With everything filled in that one section leaves to another: what a run computes with.
 

@@ -184,6 +184,7 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"more, but the model's context is {max_context}; lower rollout.max_tokens to at most "
             f"{max(0, max_context - longest)} or drop the long problems"
         )
+    _check_evaluation_limit(config, task, lengths[len(task.train) :], max_context)
     reflection = config.method.reflection
     if reflection.enabled and max_context is not None and reflection.max_prompt_tokens + room > max_context:
         raise ConfigError(
@@ -191,3 +192,17 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"the model's context of {max_context}; lower one (reflection prompts are shortened to fit)"
         )
     return longest
+
+
+def _check_evaluation_limit(config: Config, task: Task, lengths: Sequence[int], max_context: int | None) -> None:
+    """A held-out prompt and an answer as long as an evaluation allows fit the model's context."""
+    if max_context is None or config.evaluate.max_tokens is None or not lengths:
+        return
+    longest, query_id = max((length, query.id) for length, query in zip(lengths, task.heldout, strict=True))
+    room = config.evaluate.max_tokens
+    if longest + room > max_context:
+        raise ConfigError(
+            f"the prompt of held-out query {query_id!r} has {longest} tokens and evaluate.max_tokens={room} asks for "
+            f"as many more, but the model's context is {max_context}; lower evaluate.max_tokens to at most "
+            f"{max(0, max_context - longest)}"
+        )

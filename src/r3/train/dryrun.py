@@ -135,15 +135,14 @@ def _memory(config: Config, shape: Any, parameters: int, processes: int) -> list
     logits = 3 * 4 if device.type == "cpu" else 2 * width  # eager float32 copies; compiled, logits and their gradient
     masters_are_weights = width == 4 and shards == 1
     split = f", split over {shards} processes" if shards > 1 else ""
+    longest = max(config.rollout.max_tokens, config.evaluation_limit)
     parts = {
         "weights": parameters * width,
         f"gradients (float32){split}": trained * 4 / shards,
         f"optimiser (float32 masters and two moments){split}": trained * (8 if masters_are_weights else 12) / shards,
         f"activations of {budget:,} tokens (estimate)": activations,
         f"logits of {chunk} positions": logits * chunk * text.vocab_size,
-        f"KV cache of {rows} rows × {config.rollout.max_tokens:,} tokens (upper bound)": rows
-        * config.rollout.max_tokens
-        * cache_token,
+        f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * cache_token,
     }
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
     where = "in all" if processes == 1 else f"in all, for each of {processes} processes"

@@ -261,7 +261,7 @@ class _Session:
             return {}
         settings = self.config.evaluate
         sampling = Sampling(
-            max_tokens=self.config.rollout.max_tokens,
+            max_tokens=self.config.evaluation_limit,
             stop_tokens=self.parts.sampling.stop_tokens,
             temperature=settings.temperature,
         )
