@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from r3.run import (
     resume_command,
 )
 from r3.train.build import Parts, build
+from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
@@ -58,14 +59,21 @@ class Finished:
     directory: Path
     step: int
     stopped_by: str | None
-    """The signal that stopped it, or None if it ran to its end."""
+    """The signal that stopped it, `callback`, or None if it ran to its end."""
 
 
-def train(config: Config, resume: Path | None = None, *, allow_changed_data: bool = False) -> Finished | None:
+def train(
+    config: Config,
+    resume: Path | None = None,
+    *,
+    allow_changed_data: bool = False,
+    callbacks: Sequence[AnyCallback] = (),
+) -> Finished | None:
     """Train as the config says; with `resume`, go on with the run in that directory.
 
     Started several times by torchrun or accelerate, the first process leads; in the others it serves and returns None.
     """
+    told = Callbacks(callbacks)
     world = World.join(config.model.device)
     if world.rank > 0:
         checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None and config.model.lora.enabled else None
@@ -74,9 +82,9 @@ def train(config: Config, resume: Path | None = None, *, allow_changed_data: boo
     else:
         try:
             if resume is None:
-                finished = _begin(config, world)
+                finished = _begin(config, world, told)
             else:
-                finished = _go_on(config, resume, world, allow_changed_data=allow_changed_data)
+                finished = _go_on(config, resume, world, told, allow_changed_data=allow_changed_data)
         finally:
             dismiss(world)
     world.leave()
@@ -93,15 +101,15 @@ class _Resumed:
     notes: Mapping[str, Any]
 
 
-def _begin(config: Config, world: World) -> Finished:
+def _begin(config: Config, world: World, told: Callbacks) -> Finished:
     refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     parts = _build(config, None, world)
-    with RunDirectory.create(run_path(config), dump(config), seed=config.run.seed) as directory:
+    with RunDirectory.create(run_path(config), dump(config, run_path(config)), seed=config.run.seed) as directory:
         directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer))
-        return _run(parts, directory, None, world)
+        return _run(parts, directory, None, world, told)
 
 
-def _go_on(config: Config, path: Path, world: World, *, allow_changed_data: bool) -> Finished:
+def _go_on(config: Config, path: Path, world: World, told: Callbacks, *, allow_changed_data: bool) -> Finished:
     """Check all that the run needs, the cheapest first, before anything of it is changed."""
     with RunDirectory.open(path) as directory:
         checkpoint = check_files(directory)
@@ -110,7 +118,7 @@ def _go_on(config: Config, path: Path, world: World, *, allow_changed_data: bool
         notes = check_inputs(directory, inputs, allowed=allow_changed_data)
         if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
             notes["settings"] = changed
-        return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world)
+        return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world, told)
 
 
 def _build(config: Config, checkpoint: Checkpoint | None, world: World) -> Parts:
@@ -122,11 +130,11 @@ def _adapters(config: Config, checkpoint: Checkpoint | None) -> Path | None:
     return checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
 
 
-def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world: World) -> Finished:
+def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world: World, told: Callbacks) -> Finished:
     limits = parts.config.buffer
     with SampleBuffer(directory.buffer_path, per_query=limits.per_query, total=limits.total) as buffer:
         try:
-            return _Session(parts, directory, buffer, resumed, world).run()
+            return _Session(parts, directory, buffer, resumed, world, told).run()
         except (FloatingPointError, Diverged) as error:
             raise Diverged(
                 f"{error}; a resume may lower train.learning_rate and train.max_grad_norm: "
@@ -156,7 +164,9 @@ class _Session:
         buffer: SampleBuffer,
         resumed: _Resumed | None,
         world: World,
+        told: Callbacks,
     ) -> None:
+        self.told = told
         self.parts, self.config, self.directory, self.buffer = parts, parts.config, directory, buffer
         self.world, config = world, parts.config
         if config.method.objective.kl > 0:
@@ -207,9 +217,9 @@ class _Session:
                     progress.say(f"run directory: {self.directory.path}")
                     progress.phase("evaluating before training")
                     self._record(0, self._evaluation())
-                while not self._finished and not stop:
+                while not (self._finished or stop or self.told):
                     self._step(progress)
-                if stop:
+                if stop or self.told:
                     progress.say("stopping: writing a checkpoint")
                 if self.trainer.step not in self.directory.checkpoints.steps():
                     self._checkpoint()
@@ -218,9 +228,10 @@ class _Session:
             self.parts.task.close()
             for sink in self.sinks:
                 sink.close()
-        if stop:
+        stopped_by = stop.name or (STOPPED if self.told and not self._finished else None)
+        if stopped_by is not None:
             log.warning("stopped after step %d; go on with: %s", self.trainer.step, resume_command(self.directory.path))
-        return Finished(self.directory.path, self.trainer.step, stop.name)
+        return Finished(self.directory.path, self.trainer.step, stopped_by)
 
     @property
     def _finished(self) -> bool:
@@ -278,6 +289,7 @@ class _Session:
         self.directory.metrics.append(step, metrics)
         for sink in self.sinks:
             sink.log(step, metrics)
+        self.told.step(step, {"step": step, **metrics})
 
     def _save_rollouts(self, step: int, result: StepResult) -> None:
         every = self.config.run.rollouts_every
@@ -288,10 +300,11 @@ class _Session:
 
     def _checkpoint(self) -> None:
         checkpoints = self.directory.checkpoints
-        checkpoints.write(self.trainer.step, self._fill)
+        written = checkpoints.write(self.trainer.step, self._fill)
         self.directory.update_info(checkpoint=self.trainer.step)
         checkpoints.prune(self.config.run.keep_checkpoints)
         self.buffer.settle(min(checkpoints.steps()))
+        self.told.checkpoint(written.step, written.path)
 
     def _fill(self, folder: Path) -> None:
         save(self.trainer, folder)
