@@ -19,6 +19,7 @@ ALLOWED = {
     "samples": set(),
     "locks": set(),
     "config_text": set(),
+    "yaml_text": {"errors"},
     "method": {"settings", "samples"},
     "buffer": {"errors", "settings", "samples", "locks"},
     "algorithm": {"errors", "settings", "samples", "method", "buffer"},
@@ -33,7 +34,7 @@ ALLOWED = {
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
     # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
     "config": {
-        *("settings", "config_text", "errors"),
+        *("settings", "config_text", "yaml_text", "errors"),
         *("method", "buffer", "policy", "rollout", "tasks", "evaluate", "run", "train"),
     },
     "train": {

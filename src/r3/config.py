@@ -7,6 +7,7 @@ Unknown keys are refused with the nearest valid one, bad values with the reason;
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,7 +118,7 @@ def locate(given: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = below.get(name) if isinstance(below, dict) else None
         named = value in SETS or value == "embedded"
         if isinstance(below, dict) and isinstance(value, str) and not named and _is_at(folder, value):
-            below[name] = str(folder / value)
+            below[name] = os.path.normpath(folder / value)  # the same path, however it was reached
     return given
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from r3.errors import SIGNALS
+
+if TYPE_CHECKING:
+    from r3.config import Config
 
 
 def add_arguments(train: argparse.ArgumentParser) -> None:
@@ -64,21 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(dry_run(config, processes=processes or 1))
         return 0
-    return _run_training(config, arguments)
+    if arguments.resume is not None:  # what the run was begun with is in its own config
+        recipe, overrides = str(arguments.resume / "config.yaml"), []
+    return _run_training(config, arguments, recipe, overrides)
 
 
-def _run_training(config: object, arguments: argparse.Namespace) -> int:
+def _run_training(config: Config, arguments: argparse.Namespace, recipe: str | None, overrides: list[str]) -> int:
     import logging
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
-    from r3.config import Config
     from r3.train.report import print_report
     from r3.train.session import train
 
-    assert isinstance(config, Config)
     finished = train(config, arguments.resume, allow_changed_data=arguments.allow_changed_data)
     if finished is None:  # not the process that leads
         return 0
     if not arguments.quiet and finished.stopped_by is None:
-        print_report(finished.directory)
+        print_report(finished.directory, config, recipe, overrides)
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]

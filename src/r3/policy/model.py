@@ -21,6 +21,7 @@ from r3.policy.adapters import Adapters, adapters_in, continued, merged, on, qui
 from r3.policy.attention import is_packed, packed
 from r3.policy.compiled import CompiledLayers
 from r3.policy.head import statistics as head_statistics
+from r3.policy.hub import check_reachable
 from r3.policy.packing import Trajectory, row_of
 from r3.policy.settings import ModelSettings
 
@@ -258,6 +259,8 @@ def _whole_model(path: str, adapters: Adapters | None, settings: ModelSettings, 
 
 def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: Any) -> Any:
     """transformers' loader, its many ways to fail folded into one line that names the setting."""
+    if not options.get("local_files_only"):
+        check_reachable(path, settings.path, settings.revision)
     try:
         return kind.from_pretrained(path, revision=settings.revision, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:

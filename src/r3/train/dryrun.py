@@ -98,18 +98,27 @@ def _batch(config: Config, queries: int | None) -> list[str]:
     rollout, train = config.rollout, config.train
     samples = train.queries_per_step * rollout.group_size
     tokens = samples * rollout.max_tokens
-    steps = "unknown" if queries is None else f"{total_steps(config, queries * train.epochs):,}"
+    steps = "unknown" if queries is None else f"{total_steps(config, queries):,}"
     return [
         f"method     {config.method.name}: replay {_on(config.method.replay.enabled)}, reflection "
         f"{_on(config.method.reflection.enabled)}, ranking {_on(config.method.ranking.enabled)}, resampling "
         f"{_on(config.method.resample.enabled)}, objective {config.method.objective.name}",
         f"task       {config.task.name}: {'unknown' if queries is None else f'{queries:,}'} queries, "
-        f"{train.epochs} epochs, {steps} steps",
+        f"{_passes(config, queries)}, {steps} steps",
         f"batch      {train.queries_per_step} queries × {rollout.group_size} samples = {samples:,} responses a step, "
         f"at most {tokens:,} tokens",
         f"update     {train.updates_per_batch} a batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
         f"at most {-(-tokens // train.tokens_per_microbatch):,} of them",
     ]
+
+
+def _passes(config: Config, queries: int | None) -> str:
+    """How often the run goes over the queries."""
+    if config.train.steps is None:
+        return f"{config.train.epochs} epochs"
+    if queries is None:
+        return "train.steps whatever the epochs"
+    return f"{config.train.steps * config.train.queries_per_step / queries:.2g} epochs"
 
 
 def _on(enabled: bool) -> str:

@@ -171,8 +171,9 @@ class _Session:
         self.world, config = world, parts.config
         if config.method.objective.kl > 0:
             parts.policy.keep_reference()
-        stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
-        self.total_steps = total_steps(config, len(stream))
+        epochs = config.train.epochs if config.train.steps is None else None
+        stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=epochs)
+        self.total_steps = total_steps(config, len(parts.task.train))
         total_updates = self.total_steps * config.train.updates_per_batch
         checkpoint = resumed.checkpoint if resumed is not None else None
         if world.size > 1:
@@ -236,9 +237,7 @@ class _Session:
     @property
     def _finished(self) -> bool:
         spent = self.config.train.tokens is not None and self.tokens >= self.config.train.tokens
-        return (
-            spent or self.trainer.stream.exhausted or self.trainer.step >= (self.config.train.steps or self.total_steps)
-        )
+        return spent or self.trainer.stream.exhausted or self.trainer.step >= self.total_steps
 
     def _evaluation_due(self, tokens_before: int) -> bool:
         """After the last step, every so many steps, and whenever the tokens have crossed a line of their grid."""
@@ -312,6 +311,5 @@ class _Session:
 
 
 def total_steps(config: Config, queries: int) -> int:
-    """Steps of the whole run; with resampling, which reads ahead, at most so many."""
-    steps = -(-queries // config.train.queries_per_step)
-    return steps if config.train.steps is None else min(steps, config.train.steps)
+    """Steps of the whole run: train.steps, or those of its epochs; with resampling, which reads ahead, at most those."""
+    return config.train.steps or -(-queries * config.train.epochs // config.train.queries_per_step)
