@@ -20,7 +20,8 @@ _FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 def check_reachable(path: str, named: str, revision: str | None = None) -> None:
     """`ConfigError` unless the model is a folder, in the cache, or may be on a hub that answers.
 
-    `named` is what the setting says. Only a sure failure counts: a slow network or a proxy is left to the library's own patience.
+    `named` is what the setting says. Only a sure failure counts: a slow network or a proxy is left to the library's
+    own patience.
     """
     if os.path.exists(path) or _is_cached(path, revision):
         return

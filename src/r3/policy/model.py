@@ -90,7 +90,7 @@ class Policy:
             model = continued(inner, adapters, settings)
             log.warning("model.path=%s: going on with its %s", settings.path, adapters)
         elif settings.lora.enabled:
-            model = _new_adapters(inner, settings)
+            model = new_adapters(inner, settings)
         policy = cls(model, tokenizer, settings, base=inner)
         policy.continues = adapters is not None and settings.lora.enabled
         policy.check_head()
@@ -271,7 +271,7 @@ def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: A
         ) from error
 
 
-def _new_adapters(base: PreTrainedModel, settings: ModelSettings) -> Any:
+def new_adapters(base: PreTrainedModel, settings: ModelSettings) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora = settings.lora

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import shlex
 import sys
@@ -201,6 +202,20 @@ def make_folder(path: str | Path) -> None:
     refuse_run(path)
 
 
+def check_folder(path: str | Path) -> None:
+    """`RunError` if no new run can begin there. Makes nothing."""
+    refuse_run(path)
+    files, nearest = RunFiles(path), Path(path).absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise RunError(f"{nearest}: is a file, not a directory; choose another run.dir")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunError(f"{nearest}: may not be written; choose another run.dir, or make it writable")
+    if files.path.is_dir():
+        _refuse_entries(files, {entry.name for entry in files.path.iterdir() if not is_temporary(entry.name)})
+
+
 def refuse_run(path: str | Path) -> None:
     """`RunError` if the directory already holds a run; `create` asks too, this is for asking before a long start."""
     if RunFiles(path).info_path.exists():
@@ -239,6 +254,10 @@ def _refuse_foreign(files: RunFiles) -> None:
         raise RunError(f"{files.path}: is a file, not a directory; choose another run.dir") from error
     except OSError as error:
         raise write_failed(files.path, error, "the run directory") from error
+    _refuse_entries(files, names)
+
+
+def _refuse_entries(files: RunFiles, names: set[str]) -> None:
     ours = {files.lock_path.name, files.config_path.name, *DATASETS}
     unfinished = bool(names & {files.lock_path.name, *DATASETS}) and names <= ours
     if names and not unfinished and files.info_path.name not in names:

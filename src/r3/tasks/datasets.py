@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.errors import TaskError
+from r3.errors import MissingData, TaskError
 from r3.samples import Message, Query
 from r3.tasks.data_files import read_rows
 
@@ -148,7 +148,7 @@ def find_file(known: NamedSet, folder: str | Path | None = None) -> Path:
             if path.is_file():
                 return path
     where = f"{place} holds no {known.stem}" if place else f"no folder is given for {known.stem}"
-    raise TaskError(
+    raise MissingData(
         f"{where}{{{','.join(SUFFIXES)}}}: set R3_DATA to the folder that holds it, with columns id, problem and "
         f"answer ({known.rows:,} rows, {known.licence}, from {known.source})"
     )

@@ -311,5 +311,5 @@ class _Session:
 
 
 def total_steps(config: Config, queries: int) -> int:
-    """Steps of the whole run: train.steps, or those of its epochs; with resampling, which reads ahead, at most those."""
+    """Steps of the whole run: train.steps, or those of its epochs (with resampling, which reads ahead, fewer)."""
     return config.train.steps or -(-queries * config.train.epochs // config.train.queries_per_step)
