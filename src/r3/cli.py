@@ -32,6 +32,8 @@ COMMANDS = {
     "buffer": "look at, check or copy a sample buffer",
     "view": "look at runs in a browser: curves, groups, samples, buffer",
     "show": "look at a run in the terminal",
+    "doctor": "what is installed and usable here, for bug reports",
+    "completion": "completion for bash and zsh",
 }
 """Each is a module of r3.commands, which says what its options are and what it does."""
 

@@ -22,6 +22,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
         "--allow-changed-data", action="store_true", help="with --resume: go on though data set or tokenizer changed"
     )
     train.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and stop")
+    train.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors, and stop")
     train.add_argument("--changed", action="store_true", help="with --print-config: only what differs from defaults")
     train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
     train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of so many")
@@ -35,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from r3.config_text import describe
     from r3.errors import ConfigError
 
+    if arguments.schema:
+        return _print_schema()
     recipe, overrides = arguments.recipe, list(arguments.overrides)
     if recipe is not None and "=" in recipe:  # no recipe, overrides only
         recipe, overrides = None, [recipe, *overrides]
@@ -71,6 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:  # what the run was begun with is in its own config
         recipe, overrides = str(arguments.resume / "config.yaml"), []
     return _run_training(config, arguments, recipe, overrides)
+
+
+def _print_schema() -> int:
+    import json
+
+    from r3.config import Config
+    from r3.config_text import schema
+
+    print(json.dumps(schema(Config), indent=1, ensure_ascii=False))
+    return 0
 
 
 def _run_training(config: Config, arguments: argparse.Namespace, recipe: str | None, overrides: list[str]) -> int:

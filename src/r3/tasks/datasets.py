@@ -20,7 +20,7 @@ from r3.samples import Message, Query
 from r3.tasks.data_files import read_rows
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def load_set(name: str, *, folder: str | Path | None = None, prompting: Promptin
 
 
 def load_file(path: Path, *, columns: Columns | None = None, prompting: Prompting | None = None) -> list[Query]:
-    """A JSONL, JSONL.GZ, JSON or Parquet file of the user's own."""
+    """A JSONL, JSONL.GZ, JSON, CSV or Parquet file of the user's own."""
     return queries_of(read_rows(path), path, columns=columns, prompting=prompting)
 
 

@@ -30,6 +30,7 @@ from r3.run import (
     refuse_run,
     resume_command,
 )
+from r3.run.sinks import Label
 from r3.train.build import Parts, build
 from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
@@ -142,13 +143,25 @@ def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world:
             ) from error
 
 
-def run_path(config: Config) -> Path:
-    """run.dir with its names filled in."""
+def label_of(config: Config) -> Label:
+    """What a tracking service calls the run."""
+    run = config.run
+    name = None if run.name is None else _filled_in(config, "run.name", run.name)
+    return Label(run.project, name, run.group, tuple(run.tags))
+
+
+def _filled_in(config: Config, setting: str, text: str) -> str:
     names = {"{method}": config.method.name, "{task}": config.task.name, "{seed}": str(config.run.seed)}
     # Not str.format: it also takes widths, and {seed:9999999999} is a name of ten gigabytes.
-    name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], config.run.dir)
+    name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], text)
     if "{" in name or "}" in name:
-        raise ConfigError(f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in")
+        raise ConfigError(f"{setting}={text}: only {{method}}, {{task}} and {{seed}} can be filled in")
+    return name
+
+
+def run_path(config: Config) -> Path:
+    """run.dir with its names filled in."""
+    name = _filled_in(config, "run.dir", config.run.dir)
     if not name or len(name) > 4000 or any(len(os.fsencode(part)) > 255 for part in Path(name).parts):
         raise ConfigError(f"run.dir={name[:100]}: no name that a directory can have; choose a shorter one")
     return Path(name)
@@ -202,6 +215,7 @@ class _Session:
         self.sinks: list[Sink] = open_sinks(
             names,
             directory,
+            label=label_of(config),
             config=config.model_dump(mode="json"),
             resumed_at=self.trainer.step if resumed is not None else None,
         )
