@@ -41,7 +41,7 @@ from r3.method.advantage import group_advantages, over_batch
 from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import ReplayReason, choose_replay, outcome_reward
 from r3.method.settings import MethodSettings, ObjectiveSettings, RankingSettings
-from r3.samples import Group, IntArray, Sample
+from r3.samples import FloatArray, Group, IntArray, Sample
 
 Origin = Literal["fresh", "replayed", "reflection"]
 """Drawn in this step under the plain prompt, in an earlier step, or in this step under a reflection prompt."""
@@ -54,6 +54,7 @@ class WeightedSample:
     prompt: IntArray
     sample: Sample
     advantage: float
+    """Of each of its tokens, or their mean where they differ."""
     weight: float
     """What one token of it weighs in the loss, all denominators included."""
     origin: Origin
@@ -63,6 +64,15 @@ class WeightedSample:
     """Which of the step's groups it belongs to."""
     member: int
     """Which of that group's members it is."""
+    token_advantages: FloatArray | None = None
+    """Of each token, where they differ; None: `advantage`. [length]"""
+
+    @property
+    def advantage_T(self) -> FloatArray:
+        """Of each token, whether they differ or not."""
+        if self.token_advantages is not None:
+            return self.token_advantages
+        return np.full(len(self.sample), self.advantage, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,14 @@ class Member:
     reward: float
     """What it was compared by: of a replayed sample, the reward of its outcome alone."""
     advantage: float
+    """Of each of its tokens, or their mean where they differ."""
     origin: Origin
+    token_advantages: FloatArray | None = None
+    """Of each token, where they differ; None: `advantage`. [length]"""
+
+    @property
+    def teaches(self) -> bool:
+        return self.advantage != 0.0 or (self.token_advantages is not None and bool(self.token_advantages.any()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,7 @@ class MixedGroup:
 
     @property
     def teaches(self) -> bool:
-        return any(self.advantages)
+        return any(member.teaches for member in self.members)
 
     @property
     def by_ranking_alone(self) -> bool:
@@ -231,8 +248,11 @@ def _over_batch(mixed: Sequence[MixedGroup], settings: MethodSettings) -> tuple[
 
 
 def _with_advantages(mixed: MixedGroup, advantages: Sequence[float]) -> MixedGroup:
-    members = zip(mixed.members, advantages, strict=True)
-    return replace(mixed, members=tuple(replace(member, advantage=advantage) for member, advantage in members))
+    members = (
+        replace(member, advantage=advantage, token_advantages=None)
+        for member, advantage in zip(mixed.members, advantages, strict=True)
+    )
+    return replace(mixed, members=tuple(members))
 
 
 def ranked_members(group: Group, settings: RankingSettings) -> list[int]:
@@ -273,13 +293,15 @@ def _weighted(groups: Sequence[MixedGroup], settings: MethodSettings) -> Iterato
     for g, members in in_loss.items():
         for i in members:
             member = groups[g].members[i]
-            if member.advantage == 0.0:
+            if not member.teaches:
                 continue
             weight = token_weight(len(member.sample), len(base), len(members), tokens, settings.objective)
             prompts = training_prompts(groups[g].group, member, settings)
             for prompt, moved in prompts:
                 share = weight / len(prompts)
-                yield WeightedSample(prompt, member.sample, member.advantage, share, member.origin, moved, g, i)
+                yield WeightedSample(
+                    prompt, member.sample, member.advantage, share, member.origin, moved, g, i, member.token_advantages
+                )
 
 
 def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:
@@ -338,7 +360,7 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
         "ranking/samples": sum(m.ranked for m in mixed),
         "reflection/solved": sum(any(m.group.outcomes) for m in mixed if m.group.context.kind == "reflection"),
         "samples/trained": len(weighted),
-        "samples/skipped": sum(a == 0.0 for m in mixed for a in m.advantages),
+        "samples/skipped": sum(not member.teaches for m in mixed for member in m.members),
     }
     for reason in ("joined", "no_history", "too_old", "mixed", "reflection", "off"):
         counts[f"replay/{reason}"] = reasons[reason]
