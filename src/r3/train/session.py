@@ -177,7 +177,7 @@ class _Session:
             config.settled().reward,
             config.rollout.group_size,
         )
-        algorithm = Algorithm(config.method, buffer, parts.policy.tokenizer, seed=config.run.seed)
+        algorithm = Algorithm(config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed)
         self.trainer = Trainer(config, stream, sampler, algorithm, updater)
         if checkpoint is not None:
             restore(self.trainer, checkpoint.path)
