@@ -65,6 +65,18 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _what_was_drawn_is_the_policys_own(self) -> Config:
+        homogeneous, rollout = self.method.advantage.homogeneous, self.rollout
+        narrowed = rollout.top_p < 1 or rollout.top_k > 0
+        if homogeneous in ("zvp", "lens") and (narrowed or (homogeneous == "lens" and rollout.temperature != 1)):
+            raise ValueError(
+                f"method.advantage.homogeneous={homogeneous} weighs answers by how sure the policy was, and "
+                "log-probs and entropies are those of the distribution drawn from: set rollout.top_p=1 and "
+                "rollout.top_k=0" + (", and rollout.temperature=1" if homogeneous == "lens" else "")
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_needs_an_end(self) -> Config:
         if self.train.tokens is not None and self.train.decay != "constant":
             raise ValueError(
