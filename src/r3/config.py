@@ -77,6 +77,16 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _a_mean_has_no_penalties(self) -> Config:
+        penalties = [reward.called for reward in self.task.rewards if reward.weight < 0]
+        if self.method.advantage.scale == "mean" and penalties:
+            raise ValueError(
+                f"method.advantage.scale=mean divides by the mean reward, and task.rewards takes from it "
+                f"({', '.join(penalties)}): give weights of 0 or more, or set another scale"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_needs_an_end(self) -> Config:
         if self.train.tokens is not None and self.train.decay != "constant":
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,7 @@ def test_a_run_is_resumed_from_another_folder(tmp_path: Path) -> None:
         ("task.rewards=[guess]", "no built-in reward 'guess'; there are correct, boxed, think"),
         ("task.rewards=[own_rewards_again.even, own_rewards_again.even]", "two rewards are called 'even'"),
         ("task.rewards=[{function: own_rewards_again.even, name: length}]", "'length' is taken by another part"),
+        ("task.rewards=[{function: boxed, weight: -1}] method=maxrl", "task.rewards takes from it (boxed)"),
         ("task.rewards=[]", "outcome and right_above are for task.rewards"),
     ],
 )
@@ -125,7 +127,7 @@ def test_what_is_no_reward_is_one_line_and_leaves_nothing(
     arguments = begun(tmp_path, module="own_rewards_again")
     if "[" in setting and setting != "task.rewards=[]":
         arguments.append("task.outcome=null")
-    assert main([*arguments, setting]) == 2
+    assert main([*arguments, *re.split(r" (?=method=)", setting)]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
