@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r3.evaluate.intervals import wilson
-from r3.evaluate.passk import Estimate, estimate, pass_at_k
+from r3.evaluate.passk import Estimate, estimate, pass_at_k, student
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 5_000
@@ -79,24 +79,29 @@ def ratio(first: Sequence[float], second: Sequence[float], answers: int, *, seed
     return Estimate(top / bottom, float(low), float(high))
 
 
-def share(parts: Sequence[float], wholes: Sequence[float], *, seed: int) -> Estimate | None:
+def share(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
     """Σ parts / Σ wholes, with an interval over the queries that they belong to; None without any.
 
-    With fewer queries than `FEWEST_QUERIES` the interval is all of [0, 1].
+    Wilson's interval for as many independent answers as would have the ratio's standard error over queries, with
+    Student's t in place of 1.96 (Korn and Graubard, 1998). Queries count by their weight (Kish): where a few hold most
+    of the answers there are few. With fewer than `FEWEST_QUERIES` the interval is all of [0, 1].
     """
     pairs = [(part, whole) for part, whole in zip(parts, wholes, strict=True) if whole]
     if not pairs:
         return None
     part_Q, whole_Q = np.array(pairs, np.float64).T
     value = float(part_Q.sum() / whole_Q.sum())
-    if len(pairs) < FEWEST_QUERIES:
+    effective = float(whole_Q.sum() ** 2 / (whole_Q**2).sum())
+    if effective < FEWEST_QUERIES:
         return Estimate(value, 0.0, 1.0)
-    if value in (0.0, 1.0):  # nothing to draw again
-        low, high = wilson(round(value * len(pairs)), len(pairs))
-        return Estimate(value, min(low, value), max(high, value))
-    draws = np.random.default_rng(seed).integers(0, len(pairs), (RESAMPLES, len(pairs)))
-    low, high = np.quantile(part_Q[draws].sum(1) / whole_Q[draws].sum(1), [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    residual_Q = part_Q - value * whole_Q
+    error = math.sqrt(effective / (effective - 1) * float((residual_Q**2).sum())) / float(whole_Q.sum())
+    reach = student(round(effective) - 1, 0.975)
+    if 0.0 < value < 1.0 and error == 0.0:  # every query has the same share
+        return Estimate(value, value, value)
+    answers = value * (1 - value) / error**2 if error else effective
+    low, high = wilson(value * answers, answers, reach)
+    return Estimate(value, min(low, value), max(high, value))
 
 
 def powers_up_to(most: int) -> list[int]:

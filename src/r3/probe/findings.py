@@ -124,8 +124,8 @@ def measure(drawn: Drawn, limit: int, *, peak_fraction: float, seed: int) -> Fin
         hard=drawn.hard,
         refused=dict(drawn.refused),
         lift=_lift(drawn, seed),
-        ranking=_ranking(drawn, limit, peak_fraction, seed),
-        at_twice=_at_twice(drawn, pass_at[1].value, truncated.value, seed),
+        ranking=_ranking(drawn, limit, peak_fraction),
+        at_twice=_at_twice(drawn, pass_at[1].value, truncated.value),
     )
 
 
@@ -172,7 +172,7 @@ def _mean_right(samples: Sequence[Sample]) -> float:
     return sum(bool(sample.outcome) for sample in samples) / len(samples)
 
 
-def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranking:
+def _ranking(drawn: Drawn, limit: int, peak_fraction: float) -> Ranking:
     by_query: dict[str, list[Late]] = {}
     for late in drawn.late:
         by_query.setdefault(late.sample.query_id, []).append(late)
@@ -181,7 +181,7 @@ def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranki
         right = [late.right for late in lates]
         for name, scores in _scores([late.sample for late in lates], peak_fraction).items():
             orders.setdefault(name, []).append(ordered_pairs(scores, right))
-    auc = {name: _auc(pairs, seed) for name, pairs in orders.items()}
+    auc = {name: _auc(pairs) for name, pairs in orders.items()}
     counted = next(iter(orders.values()), [])
     halves = [
         late_pairs(
@@ -196,7 +196,7 @@ def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranki
         auc={name: area for name, area in auc.items() if area is not None},
         pairs=sum(of for _, of in counted),
         queries=sum(of > 0 for _, of in counted),
-        at_half=_auc(halves, seed),
+        at_half=_auc(halves),
         pairs_at_half=sum(of for _, of in halves),
         queries_at_half=sum(of > 0 for _, of in halves),
     )
@@ -216,14 +216,14 @@ def _scores(samples: Sequence[Sample], peak_fraction: float) -> dict[str, Sequen
     return scores
 
 
-def _auc(pairs: Sequence[tuple[float, int]], seed: int) -> Estimate | None:
-    return estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs], seed=seed)
+def _auc(pairs: Sequence[tuple[float, int]]) -> Estimate | None:
+    return estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs])
 
 
-def _at_twice(drawn: Drawn, accuracy: float, truncated: float, seed: int) -> Limit:
+def _at_twice(drawn: Drawn, accuracy: float, truncated: float) -> Limit:
     tried: Counter[str] = Counter(late.sample.query_id for late in drawn.late)
     right: Counter[str] = Counter(late.sample.query_id for late in drawn.late if late.right)
-    finish_right = estimates.share([right[i] for i in tried], list(tried.values()), seed=seed)
+    finish_right = estimates.share([right[i] for i in tried], list(tried.values()))
     at_twice = None if finish_right is None else accuracy + truncated * finish_right.value
     return Limit(len(drawn.late), finish_right, at_twice, drawn.no_room)
 
