@@ -59,24 +59,24 @@ def test_the_order_at_half_the_limit_sees_nothing_of_what_came_later() -> None:
     assert late_pairs(stopped_at_half, [True, False], limit=8, peak_fraction=0.25) == (0.0, 0)
 
 
-def simulated(rate: float, spread: float, rng: np.random.Generator, queries: int = 40, answers: int = 16) -> np.ndarray:
-    """Rates of queries whose difficulties differ, with the noise of so many answers."""
-    chances = rng.beta(rate * spread, (1 - rate) * spread, queries)
-    return rng.binomial(answers, chances) / answers
+def simulated(rate: float, spread: float, rng: np.random.Generator, tried: list[int]) -> list[int]:
+    """Right answers to queries whose difficulties differ."""
+    return list(rng.binomial(tried, rng.beta(rate * spread, (1 - rate) * spread, len(tried))))
 
 
 def coverage(intervals: list[estimates.Estimate], truth: float) -> float:
     return sum(interval.low <= truth <= interval.high for interval in intervals) / len(intervals)
 
 
+TRIED = [16] * 30 + [8] * 20
+
+
 def test_intervals_hold_a_known_lift() -> None:
     rng = np.random.default_rng(0)
-    pairs = [(simulated(0.3, 4, rng), simulated(0.06, 4, rng)) for _ in range(SIMULATIONS)]
-    gaps = [estimates.difference(list(a), list(b), seed=0) for a, b in pairs]
-    ratios = [estimates.ratio(list(a), list(b), 640, seed=0) for a, b in pairs]
-    assert 0.9 <= coverage(gaps, 0.24) <= 0.995
-    assert coverage(ratios, 5.0) >= 0.88
-    assert np.median([gap.value for gap in gaps]) == pytest.approx(0.24, abs=0.02)
+    pairs = [(simulated(0.3, 4, rng, TRIED), simulated(0.06, 4, rng, TRIED)) for _ in range(SIMULATIONS)]
+    ratios = [estimates.ratio(a, b, TRIED, seed=0) for a, b in pairs]
+    assert coverage(ratios, 5.0) >= 0.9
+    assert np.median([ratio.value for ratio in ratios]) == pytest.approx(5, rel=0.1)
 
 
 def test_no_lift_is_seldom_taken_for_one() -> None:
@@ -84,21 +84,19 @@ def test_no_lift_is_seldom_taken_for_one() -> None:
     rng = np.random.default_rng(1)
     taken = 0
     for _ in range(SIMULATIONS):
-        chances = rng.beta(0.04, 1.96, 40)
-        sides = [list(rng.binomial(16, chances) / 16) for _ in range(2)]
-        ratio = estimates.ratio(*sides, 640, seed=0)
+        chances = rng.beta(0.04, 1.96, len(TRIED))
+        first, second = (list(rng.binomial(TRIED, chances)) for _ in range(2))
+        ratio = estimates.ratio(first, second, TRIED, seed=0)
         taken += ratio.low > 1 and ratio.value >= LEAST_LIFT
     assert taken <= 0.03 * SIMULATIONS
 
 
 def test_two_sides_that_were_never_right_say_nothing_of_their_ratio() -> None:
-    never = [0.0] * 20
-    ratio = estimates.ratio(never, never, 320, seed=0)
+    never = [0] * 20
+    ratio = estimates.ratio(never, never, [16] * 20, seed=0)
     assert ratio.value == 1
     assert ratio.low < 0.05
     assert ratio.high > 20
-    gap = estimates.difference(never, never, seed=0)
-    assert gap.low < 0 == gap.value < gap.high
 
 
 @pytest.mark.parametrize(("queries", "truth"), [(60, 0.7), (25, 0.5), (60, 0.03)])

@@ -27,7 +27,6 @@ class Lift:
     """Of each kind."""
     plain: Estimate
     reflection: Estimate
-    difference: Estimate
     ratio: Estimate
     right: tuple[int, int]
     """Right plain answers, right reflection answers."""
@@ -143,20 +142,21 @@ def _lift(drawn: Drawn, seed: int) -> Lift | None:
     """Of each query all its groups of a kind together."""
     if not drawn.lift:
         return None
-    plain, reflection = (_by_query(pair[side] for pair in drawn.lift) for side in (0, 1))
-    rates = [[_mean_right(samples) for samples in side.values()] for side in (plain, reflection)]
-    samples = [[sample for of_query in side.values() for sample in of_query] for side in (plain, reflection)]
-    right = [sum(bool(sample.outcome) for sample in side) for side in samples]
-    tokens = [sum(map(len, side)) for side in samples]
-    per_right = [spent / hits if hits else None for spent, hits in zip(tokens, right, strict=True)]
+    sides = [_by_query(pair[kind] for pair in drawn.lift) for kind in (0, 1)]
+    tried = [len(samples) for samples in sides[0].values()]
+    right = [[sum(bool(sample.outcome) for sample in samples) for samples in side.values()] for side in sides]
+    tokens = [sum(len(sample) for samples in side.values() for sample in samples) for side in sides]
+    per_right = [spent / sum(hits) if any(hits) else None for spent, hits in zip(tokens, right, strict=True)]
+    plain, reflection = (estimates.share(hits, tried) for hits in right)
+    assert plain is not None
+    assert reflection is not None
     return Lift(
-        queries=len(plain),
-        answers=len(samples[0]),
-        plain=estimate(rates[0], seed=seed),
-        reflection=estimate(rates[1], seed=seed),
-        difference=estimates.difference(rates[1], rates[0], seed=seed),
-        ratio=estimates.ratio(rates[1], rates[0], len(samples[0]), seed=seed),
-        right=(right[0], right[1]),
+        queries=len(tried),
+        answers=sum(tried),
+        plain=plain,
+        reflection=reflection,
+        ratio=estimates.ratio(right[1], right[0], tried, seed=seed),
+        right=(sum(right[0]), sum(right[1])),
         tokens_per_right=(per_right[0], per_right[1]),
     )
 
@@ -166,10 +166,6 @@ def _by_query(groups: Iterable[Group]) -> dict[str, list[Sample]]:
     for group in groups:
         answers.setdefault(group.query.id, []).extend(group.samples)
     return answers
-
-
-def _mean_right(samples: Sequence[Sample]) -> float:
-    return sum(bool(sample.outcome) for sample in samples) / len(samples)
 
 
 def _ranking(drawn: Drawn, limit: int, peak_fraction: float) -> Ranking:
