@@ -125,6 +125,8 @@ def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = 
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         other = None if beside is None else getattr(beside, name)
+        if isinstance(value, BaseModel) and type(other) is not type(value):  # another kind of section is all different
+            other = None
         if beside is not None and value == other:
             continue
         if isinstance(value, BaseModel):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3.method.ranking import late_pairs, ordered_pairs
+from r3.method.ranking import dominance_scores, late_pairs, ordered_pairs, structure
 from r3.probe import estimates
 from r3.probe.advice import LEAST_LIFT
 
@@ -59,24 +59,24 @@ def test_the_order_at_half_the_limit_sees_nothing_of_what_came_later() -> None:
     assert late_pairs(stopped_at_half, [True, False], limit=8, peak_fraction=0.25) == (0.0, 0)
 
 
-def simulated(rate: float, spread: float, rng: np.random.Generator, queries: int = 40, answers: int = 16) -> np.ndarray:
-    """Rates of queries whose difficulties differ, with the noise of so many answers."""
-    chances = rng.beta(rate * spread, (1 - rate) * spread, queries)
-    return rng.binomial(answers, chances) / answers
+def simulated(rate: float, spread: float, rng: np.random.Generator, tried: list[int]) -> list[int]:
+    """Right answers to queries whose difficulties differ."""
+    return list(rng.binomial(tried, rng.beta(rate * spread, (1 - rate) * spread, len(tried))))
 
 
 def coverage(intervals: list[estimates.Estimate], truth: float) -> float:
     return sum(interval.low <= truth <= interval.high for interval in intervals) / len(intervals)
 
 
+TRIED = [16] * 30 + [8] * 20
+
+
 def test_intervals_hold_a_known_lift() -> None:
     rng = np.random.default_rng(0)
-    pairs = [(simulated(0.3, 4, rng), simulated(0.06, 4, rng)) for _ in range(SIMULATIONS)]
-    gaps = [estimates.difference(list(a), list(b), seed=0) for a, b in pairs]
-    ratios = [estimates.ratio(list(a), list(b), 640, seed=0) for a, b in pairs]
-    assert 0.9 <= coverage(gaps, 0.24) <= 0.995
-    assert coverage(ratios, 5.0) >= 0.88
-    assert np.median([gap.value for gap in gaps]) == pytest.approx(0.24, abs=0.02)
+    pairs = [(simulated(0.3, 4, rng, TRIED), simulated(0.06, 4, rng, TRIED)) for _ in range(SIMULATIONS)]
+    ratios = [estimates.ratio(a, b, TRIED, seed=0) for a, b in pairs]
+    assert coverage(ratios, 5.0) >= 0.9
+    assert np.median([ratio.value for ratio in ratios]) == pytest.approx(5, rel=0.1)
 
 
 def test_no_lift_is_seldom_taken_for_one() -> None:
@@ -84,36 +84,60 @@ def test_no_lift_is_seldom_taken_for_one() -> None:
     rng = np.random.default_rng(1)
     taken = 0
     for _ in range(SIMULATIONS):
-        chances = rng.beta(0.04, 1.96, 40)
-        sides = [list(rng.binomial(16, chances) / 16) for _ in range(2)]
-        ratio = estimates.ratio(*sides, 640, seed=0)
+        chances = rng.beta(0.04, 1.96, len(TRIED))
+        first, second = (list(rng.binomial(TRIED, chances)) for _ in range(2))
+        ratio = estimates.ratio(first, second, TRIED, seed=0)
         taken += ratio.low > 1 and ratio.value >= LEAST_LIFT
     assert taken <= 0.03 * SIMULATIONS
 
 
 def test_two_sides_that_were_never_right_say_nothing_of_their_ratio() -> None:
-    never = [0.0] * 20
-    ratio = estimates.ratio(never, never, 320, seed=0)
+    never = [0] * 20
+    ratio = estimates.ratio(never, never, [16] * 20, seed=0)
     assert ratio.value == 1
     assert ratio.low < 0.05
     assert ratio.high > 20
-    gap = estimates.difference(never, never, seed=0)
-    assert gap.low < 0 == gap.value < gap.high
 
 
-def test_shares_of_pairs_hold_the_truth_and_admit_too_few_queries() -> None:
+@pytest.mark.parametrize(("queries", "truth"), [(60, 0.7), (25, 0.5), (60, 0.03)])
+def test_shares_hold_the_truth(queries: int, truth: float) -> None:
+    """Queries differ in their share and in how many answers they have."""
     rng = np.random.default_rng(2)
     shares = []
     for _ in range(SIMULATIONS):
-        pairs = rng.integers(1, 20, 60)
-        shares.append(estimates.share(list(rng.binomial(pairs, 0.7)), list(pairs), seed=0))
-    assert coverage([share for share in shares if share is not None], 0.7) >= 0.9
-    assert estimates.share([], [], seed=0) is None
-    assert estimates.share([0, 0], [0, 0], seed=0) is None
-    few = estimates.share([3, 3], [3, 3], seed=0)
+        wholes = rng.integers(1, 20, queries)
+        chances = rng.beta(truth * 6, (1 - truth) * 6, queries)
+        shares.append(estimates.share(list(rng.binomial(wholes, chances)), list(wholes)))
+    assert coverage([share for share in shares if share is not None], truth) >= 0.92
+
+
+@pytest.mark.parametrize("answers", [4, 12])
+def test_an_order_that_is_noise_is_seldom_taken_for_information(answers: int) -> None:
+    """SERR's scores of random entropies, many of them tied, in thirty queries."""
+    rng = np.random.default_rng(3)
+    above = below = 0
+    for _ in range(SIMULATIONS):
+        pairs = []
+        for _ in range(30):
+            peaks, wholes = structure(list(rng.random((answers, 12))), peak_fraction=0.25)
+            pairs.append(ordered_pairs(dominance_scores(peaks, wholes), rng.random(answers) < 0.3))
+        area = estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs])
+        assert area is not None
+        above, below = above + (area.low > 0.5), below + (area.high < 0.5)
+    assert above <= 0.05 * SIMULATIONS
+    assert below <= 0.05 * SIMULATIONS
+
+
+def test_shares_admit_too_few_queries() -> None:
+    assert estimates.share([], []) is None
+    assert estimates.share([0, 0], [0, 0]) is None
+    few = estimates.share([3, 3], [3, 3])
     assert few is not None
     assert (few.value, few.low, few.high) == (1.0, 0.0, 1.0)
-    many = estimates.share([3] * 8, [3] * 8, seed=0)
+    uneven = estimates.share([500, *[0] * 11], [900, *[1] * 11])  # one query has nearly all of the pairs
+    assert uneven is not None
+    assert (uneven.low, uneven.high) == (0.0, 1.0)
+    many = estimates.share([3] * 8, [3] * 8)
     assert many is not None
     assert many.low < 0.8
     assert many.high == 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from r3.config import Config, dump, validate
+from r3.config import Config, changes, validate
 from r3.evaluate.passk import Estimate
 from r3.probe.findings import SERR, Findings
 from r3.train.step_metrics import FAILURES, MOST_FAILURES
@@ -158,7 +158,7 @@ def laid_over(config: Config, following: dict[str, Any]) -> str:
     for section, values in following.items():
         for name, value in values.items():
             tree[section][name] = {**tree[section][name], **value} if isinstance(value, dict) else value
-    return dump(validate(tree))
+    return changes(validate(tree)) + "\n"
 
 
 def _percent(share: Estimate) -> str:

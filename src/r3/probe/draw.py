@@ -101,6 +101,8 @@ def draw(parts: Parts, budget: int, tell: Callable[[str], None]) -> Drawn:
         drawing.lift_pairs(reserve=round((1 - PLAIN_SHARE - LIFT_SHARE) * budget))
         tell("truncated answers, carried on")
         drawing.carry_on()
+        tell("more reflection answers")
+        drawing.lift_pairs(reserve=0)
     parts.engine.release()
     return drawing.drawn
 
@@ -114,6 +116,8 @@ class _Drawing:
         self.limit = parts.sampling.max_tokens
         self.seed = parts.config.run.seed
         self.rounds = 0
+        self.unsolved: list[Query] | None = None
+        """Queries still to be asked to reflect, each several times; None before they are known."""
         self.drawn = Drawn()
         reflecting = _reflecting(parts)
         self.algorithm = Algorithm(reflecting, buffer, parts.policy.tokenizer, seed=self.seed)
@@ -136,23 +140,21 @@ class _Drawing:
             self.drawn.plain += zip(groups[: len(batch)], groups[len(batch) :], strict=True)
 
     def lift_pairs(self, reserve: int) -> None:
-        """A plain and a reflection group for each query that was never solved, several times if there is room.
+        """A plain and a reflection group for each query that was never solved, in turn, as long as there is room.
 
         Which queries are asked does not hang on these answers, and they do not join the history: both sides are fresh.
         """
-        hard = [a.query for a, b in self.drawn.plain if a.solve_none and b.solve_none]
-        self.drawn.hard = len(hard)
+        if self.unsolved is None:
+            hard = [a.query for a, b in self.drawn.plain if a.solve_none and b.solve_none]
+            self.drawn.hard = len(hard)
+            self.unsolved = hard * MOST_ROUNDS
         first = 0
-        for turn in range(MOST_ROUNDS if hard else 0):
-            if turn and self._room(reserve, self.pair_cost, first) < len(hard):
-                return  # a further group for every query or for none: all weigh the same
-            rest = list(hard)
-            while rest and (room := self._room(reserve, self.pair_cost, first)):
-                first = first or room
-                self._reflected(rest[:room], count_refused=turn == 0)
-                rest = rest[room:]
-            if rest:
-                return
+        while self.unsolved and (room := self._room(reserve, self.pair_cost, first)):
+            first = first or room
+            asked = MOST_ROUNDS * self.drawn.hard - len(self.unsolved)
+            room = min(room, self.drawn.hard - asked % self.drawn.hard)  # no query twice in one round
+            self._reflected(self.unsolved[:room], count_refused=asked < self.drawn.hard)
+            self.unsolved = self.unsolved[room:]
 
     def _reflected(self, batch: Sequence[Query], *, count_refused: bool) -> None:
         asked = self.algorithm.ask([(query, 1) for query in batch], step=self.rounds + 1)

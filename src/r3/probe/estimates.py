@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r3.evaluate.intervals import wilson
-from r3.evaluate.passk import Estimate, estimate, pass_at_k
+from r3.evaluate.passk import Estimate, pass_at_k, student
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 5_000
@@ -49,54 +49,52 @@ def to_replay(right: int, group: int) -> float:
     return none_right(right, group) if right else 0.0
 
 
-def difference(first: Sequence[float], second: Sequence[float], *, seed: int) -> Estimate:
-    """Mean of first − second over queries, each a rate from 0 to 1."""
-    gaps = [a - b for a, b in zip(first, second, strict=True)]
-    if not any(gaps):  # nothing to draw again: as unsure as one arm that saw nothing at all
-        _, high = wilson(0, len(gaps))
-        return Estimate(0.0, -high, high)
-    halved = estimate([(1 + gap) / 2 for gap in gaps], seed=seed)
-    return Estimate(*(2 * x - 1 for x in (halved.value, halved.low, halved.high)))
-
-
-def ratio(first: Sequence[float], second: Sequence[float], answers: int, *, seed: int) -> Estimate:
-    """How many times as often the first is right, each a query's rate; `answers` were drawn for each side in all.
+def ratio(first: Sequence[int], second: Sequence[int], answers: Sequence[int], *, seed: int) -> Estimate:
+    """How many times as often the first is right: right answers to each query, of so many on either side.
 
     Either side gets half a success more than it had, so that there is a ratio where one had none. A side that was
     never right would not vary when it is drawn again; its rate is drawn from Jeffreys' Beta(½, answers + ½) instead.
     """
     rng = np.random.default_rng(seed)
-    draws = rng.integers(0, len(first), (RESAMPLES, len(first)))
+    draws = rng.integers(0, len(answers), (RESAMPLES, len(answers)))
+    answers_Q = np.asarray(answers, np.float64)
+    drawn = answers_Q[draws].sum(1)
 
-    def side(rates: Sequence[float]) -> tuple[float, Array]:
-        rates_Q = np.asarray(rates, np.float64)
-        if not rates_Q.any():
-            return 0.5 / answers, rng.beta(0.5, answers + 0.5, RESAMPLES)
-        return float(rates_Q.mean()) + 0.5 / answers, rates_Q[draws].mean(1) + 0.5 / answers
+    def side(right: Sequence[int]) -> tuple[float, Array]:
+        right_Q = np.asarray(right, np.float64)
+        rate = (float(right_Q.sum()) + 0.5) / float(answers_Q.sum())
+        if not right_Q.any():
+            return rate, rng.beta(0.5, answers_Q.sum() + 0.5, RESAMPLES)
+        return rate, (right_Q[draws].sum(1) + 0.5) / drawn
 
     (top, tops), (bottom, bottoms) = side(first), side(second)
     low, high = np.quantile(tops / np.maximum(bottoms, 1e-12), [0.025, 0.975])
     return Estimate(top / bottom, float(low), float(high))
 
 
-def share(parts: Sequence[float], wholes: Sequence[float], *, seed: int) -> Estimate | None:
+def share(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
     """Σ parts / Σ wholes, with an interval over the queries that they belong to; None without any.
 
-    With fewer queries than `FEWEST_QUERIES` the interval is all of [0, 1].
+    Wilson's interval for as many independent answers as would have the ratio's standard error over queries, with
+    Student's t in place of 1.96 (Korn and Graubard, 1998). Queries count by their weight (Kish): where a few hold most
+    of the answers there are few. With fewer than `FEWEST_QUERIES` the interval is all of [0, 1].
     """
     pairs = [(part, whole) for part, whole in zip(parts, wholes, strict=True) if whole]
     if not pairs:
         return None
     part_Q, whole_Q = np.array(pairs, np.float64).T
     value = float(part_Q.sum() / whole_Q.sum())
-    if len(pairs) < FEWEST_QUERIES:
+    effective = float(whole_Q.sum() ** 2 / (whole_Q**2).sum())
+    if effective < FEWEST_QUERIES:
         return Estimate(value, 0.0, 1.0)
-    if value in (0.0, 1.0):  # nothing to draw again
-        low, high = wilson(round(value * len(pairs)), len(pairs))
-        return Estimate(value, min(low, value), max(high, value))
-    draws = np.random.default_rng(seed).integers(0, len(pairs), (RESAMPLES, len(pairs)))
-    low, high = np.quantile(part_Q[draws].sum(1) / whole_Q[draws].sum(1), [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    residual_Q = part_Q - value * whole_Q
+    error = math.sqrt(effective / (effective - 1) * float((residual_Q**2).sum())) / float(whole_Q.sum())
+    reach = student(round(effective) - 1, 0.975)
+    if 0.0 < value < 1.0 and error == 0.0:  # every query has the same share
+        return Estimate(value, value, value)
+    answers = value * (1 - value) / error**2 if error else effective
+    low, high = wilson(value * answers, answers, reach)
+    return Estimate(value, min(low, value), max(high, value))
 
 
 def powers_up_to(most: int) -> list[int]:

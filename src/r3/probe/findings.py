@@ -27,7 +27,6 @@ class Lift:
     """Of each kind."""
     plain: Estimate
     reflection: Estimate
-    difference: Estimate
     ratio: Estimate
     right: tuple[int, int]
     """Right plain answers, right reflection answers."""
@@ -124,8 +123,8 @@ def measure(drawn: Drawn, limit: int, *, peak_fraction: float, seed: int) -> Fin
         hard=drawn.hard,
         refused=dict(drawn.refused),
         lift=_lift(drawn, seed),
-        ranking=_ranking(drawn, limit, peak_fraction, seed),
-        at_twice=_at_twice(drawn, pass_at[1].value, truncated.value, seed),
+        ranking=_ranking(drawn, limit, peak_fraction),
+        at_twice=_at_twice(drawn, pass_at[1].value, truncated.value),
     )
 
 
@@ -143,20 +142,21 @@ def _lift(drawn: Drawn, seed: int) -> Lift | None:
     """Of each query all its groups of a kind together."""
     if not drawn.lift:
         return None
-    plain, reflection = (_by_query(pair[side] for pair in drawn.lift) for side in (0, 1))
-    rates = [[_mean_right(samples) for samples in side.values()] for side in (plain, reflection)]
-    samples = [[sample for of_query in side.values() for sample in of_query] for side in (plain, reflection)]
-    right = [sum(bool(sample.outcome) for sample in side) for side in samples]
-    tokens = [sum(map(len, side)) for side in samples]
-    per_right = [spent / hits if hits else None for spent, hits in zip(tokens, right, strict=True)]
+    sides = [_by_query(pair[kind] for pair in drawn.lift) for kind in (0, 1)]
+    tried = [len(samples) for samples in sides[0].values()]
+    right = [[sum(bool(sample.outcome) for sample in samples) for samples in side.values()] for side in sides]
+    tokens = [sum(len(sample) for samples in side.values() for sample in samples) for side in sides]
+    per_right = [spent / sum(hits) if any(hits) else None for spent, hits in zip(tokens, right, strict=True)]
+    plain, reflection = (estimates.share(hits, tried) for hits in right)
+    assert plain is not None
+    assert reflection is not None
     return Lift(
-        queries=len(plain),
-        answers=len(samples[0]),
-        plain=estimate(rates[0], seed=seed),
-        reflection=estimate(rates[1], seed=seed),
-        difference=estimates.difference(rates[1], rates[0], seed=seed),
-        ratio=estimates.ratio(rates[1], rates[0], len(samples[0]), seed=seed),
-        right=(right[0], right[1]),
+        queries=len(tried),
+        answers=sum(tried),
+        plain=plain,
+        reflection=reflection,
+        ratio=estimates.ratio(right[1], right[0], tried, seed=seed),
+        right=(sum(right[0]), sum(right[1])),
         tokens_per_right=(per_right[0], per_right[1]),
     )
 
@@ -168,11 +168,7 @@ def _by_query(groups: Iterable[Group]) -> dict[str, list[Sample]]:
     return answers
 
 
-def _mean_right(samples: Sequence[Sample]) -> float:
-    return sum(bool(sample.outcome) for sample in samples) / len(samples)
-
-
-def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranking:
+def _ranking(drawn: Drawn, limit: int, peak_fraction: float) -> Ranking:
     by_query: dict[str, list[Late]] = {}
     for late in drawn.late:
         by_query.setdefault(late.sample.query_id, []).append(late)
@@ -181,7 +177,7 @@ def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranki
         right = [late.right for late in lates]
         for name, scores in _scores([late.sample for late in lates], peak_fraction).items():
             orders.setdefault(name, []).append(ordered_pairs(scores, right))
-    auc = {name: _auc(pairs, seed) for name, pairs in orders.items()}
+    auc = {name: _auc(pairs) for name, pairs in orders.items()}
     counted = next(iter(orders.values()), [])
     halves = [
         late_pairs(
@@ -196,7 +192,7 @@ def _ranking(drawn: Drawn, limit: int, peak_fraction: float, seed: int) -> Ranki
         auc={name: area for name, area in auc.items() if area is not None},
         pairs=sum(of for _, of in counted),
         queries=sum(of > 0 for _, of in counted),
-        at_half=_auc(halves, seed),
+        at_half=_auc(halves),
         pairs_at_half=sum(of for _, of in halves),
         queries_at_half=sum(of > 0 for _, of in halves),
     )
@@ -216,14 +212,14 @@ def _scores(samples: Sequence[Sample], peak_fraction: float) -> dict[str, Sequen
     return scores
 
 
-def _auc(pairs: Sequence[tuple[float, int]], seed: int) -> Estimate | None:
-    return estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs], seed=seed)
+def _auc(pairs: Sequence[tuple[float, int]]) -> Estimate | None:
+    return estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs])
 
 
-def _at_twice(drawn: Drawn, accuracy: float, truncated: float, seed: int) -> Limit:
+def _at_twice(drawn: Drawn, accuracy: float, truncated: float) -> Limit:
     tried: Counter[str] = Counter(late.sample.query_id for late in drawn.late)
     right: Counter[str] = Counter(late.sample.query_id for late in drawn.late if late.right)
-    finish_right = estimates.share([right[i] for i in tried], list(tried.values()), seed=seed)
+    finish_right = estimates.share([right[i] for i in tried], list(tried.values()))
     at_twice = None if finish_right is None else accuracy + truncated * finish_right.value
     return Limit(len(drawn.late), finish_right, at_twice, drawn.no_room)
 

@@ -72,8 +72,6 @@ def _lift(findings: Findings) -> Table:
         cost = lift.tokens_per_right[side]
         counted = f"{lift.right[side]:,} of {lift.answers:,}"
         table.add_row(kind, counted, *_share(rate, 2), "–" if cost is None else f"{cost:,.0f}")
-    low, high = lift.difference.low, lift.difference.high
-    table.add_row("difference", "", f"{lift.difference.value:+.2%}", f"{low:+.2%} … {high:+.2%}", "")
     table.add_row("ratio", "", f"{lift.ratio.value:.1f}", f"{lift.ratio.low:.1f} … {many(lift.ratio.high)}", "")
     for why, count in findings.refused.items():
         table.add_row(f"no reflection prompt: {why}", f"{count:,}", "", "", "")
