@@ -81,7 +81,7 @@ def all_keys(tree: type[BaseModel]) -> list[str]:
 def schema(tree: type[BaseModel]) -> dict[str, Any]:
     """The tree as a JSON schema for editors, with the short forms of sections (`replay: off`, `method: grpo`)."""
     whole = tree.model_json_schema()
-    for section in _all_sections(tree):
+    for section in dict.fromkeys(_all_sections(tree)):  # several families of tasks share one
         definition = whole["$defs"][section.__name__]
         short = [value for value in (True, False, "on", "off") if _accepts(section, value)]
         names = definition["properties"].get("name", {}).get("enum", [])
