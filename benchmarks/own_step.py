@@ -103,7 +103,7 @@ def make_trainer(
     return Trainer(
         config,
         QueryStream(task.train, seed=0, epochs=1000),
-        Sampler(forced, task, tokenizer, sampling, config.reward, group),
-        Algorithm(config.method, SampleBuffer(folder / "buffer.sqlite"), tokenizer),
+        Sampler(forced, task, tokenizer, sampling, config.settled().reward, group),
+        Algorithm(config.settled().method, SampleBuffer(folder / "buffer.sqlite"), tokenizer),
         make_updater(model, tokenizer, tokens, learning_rate),
     )

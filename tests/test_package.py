@@ -42,11 +42,15 @@ ALLOWED = {
         *("config", "errors", "settings", "samples", "method", "buffer", "algorithm"),
         *("policy", "rollout", "answers", "verify", "tasks", "evaluate", "run"),
     },
+    "probe": {
+        *("config", "errors", "samples", "method", "buffer", "algorithm"),
+        *("rollout", "tasks", "evaluate", "run", "train"),
+    },
     "integrations": {"config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"},
     "embedded": {"config", "models", "rollout", "tasks"},
 }
-ENDS = {"commands", "cli", "__init__", "__main__"}
-"""Where the street ends: they may import any room, and none imports them."""
+ENDS = {"api", "commands", "cli", "__init__", "__main__"}
+"""Where the street ends: they may import any room, and none imports them, but for the room that is called `train`."""
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -87,6 +91,8 @@ def test_the_street_is_one_way() -> None:
         for path in [SOURCE / f"{room}.py", *(SOURCE / room).glob("**/*.py")]:
             if path.exists():
                 known = {m.split(".")[1] for m in _imports(path) if m.startswith("r3.")}
+                if path == SOURCE / "train" / "__init__.py":
+                    known -= {"api"}  # which is what calling the room does
                 assert known <= allowed | {room}, f"{path.relative_to(SOURCE)} reaches into {known - allowed - {room}}"
 
 

@@ -140,7 +140,7 @@ def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
     stream = InOrder(task.train, seed=0, epochs=EPOCHS)
     results = []
     with SampleBuffer(":memory:") as buffer:
-        algorithm = Algorithm(config.method, buffer, policy.tokenizer, seed=config.run.seed)
+        algorithm = Algorithm(config.settled().method, buffer, policy.tokenizer, seed=config.run.seed)
         trainer = Trainer(config, stream, sampler, algorithm, updater)
         while not stream.exhausted:
             results.append(trainer.train_step()[0])

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from r3.errors import TaskError
 from r3.samples import Message, Query
+from r3.tasks.datasets import load_file
 from r3.tasks.files import FileTask, boxed_verdict
 from r3.tasks.settings import FileSettings
 from r3.verify import VerifierError
@@ -126,3 +127,30 @@ def test_named_sets_are_found_in_the_data_folder(monkeypatch: pytest.MonkeyPatch
     assert (len(task.train), len(task.heldout)) == (30, 30)
     with pytest.raises(TaskError, match="R3_DATA"):
         FileTask(FileSettings(name="file", path="deepscaler"))
+
+
+def test_a_csv_file_is_read_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text('﻿problem,answer,note\n"What is 1, 2 and ""3""\ntogether?",6,\n2+2?,4,easy\n', encoding="utf-8")
+    first, second = load_file(path)
+    assert (first.columns["problem"], first.answer) == ('What is 1, 2 and "3"\ntogether?', "6")
+    assert (first.columns["note"], second.columns["note"]) == (None, "easy")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"problem,answer\na,b,c\n", "line 2: not the 2 columns"),
+        (b"problem,answer\na\n", "line 2: not the 2 columns"),
+        (b"problem,problem\na,b\n", "each once"),
+        (b"problem,answer\na,\n", "nothing in column 'answer'"),
+        (b"problem,answer\n\xff,1\n", "not CSV in UTF-8"),
+        (b'problem,answer\n"a,1\n', "not CSV"),
+        (b"", "holds no problems"),
+    ],
+)
+def test_a_broken_csv_file_says_where(tmp_path: Path, text: bytes, told: str) -> None:
+    path = tmp_path / "my.csv"
+    path.write_bytes(text)
+    with pytest.raises(TaskError, match=told):
+        load_file(path)

@@ -51,5 +51,5 @@ def overlong(length: int, settings: OverlongSettings, limit: int) -> float:
     [0.0, -0.25, -0.5, -1.0]
     """
     buffer = settings.buffer * limit
-    beyond = min(length, limit) - (limit - buffer)
+    beyond = min(length, limit) - limit + buffer
     return -settings.factor * beyond / buffer if beyond > 0 else 0.0

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.errors import TaskError
+from r3.errors import MissingData, TaskError
 from r3.samples import Message, Query
 from r3.tasks.data_files import read_rows
 from r3.tasks.prompting import Prompting, conversation, question_of
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def load_set(name: str, *, folder: str | Path | None = None, prompting: Promptin
 
 
 def load_file(path: Path, *, columns: Columns | None = None, prompting: Prompting | None = None) -> list[Query]:
-    """A JSONL, JSONL.GZ, JSON or Parquet file of the user's own."""
+    """A JSONL, JSONL.GZ, JSON, CSV or Parquet file of the user's own."""
     return queries_of(read_rows(path), path, columns=columns, prompting=prompting)
 
 
@@ -138,7 +138,7 @@ def find_file(known: NamedSet, folder: str | Path | None = None) -> Path:
             if path.is_file():
                 return path
     where = f"{place} holds no {known.stem}" if place else f"no folder is given for {known.stem}"
-    raise TaskError(
+    raise MissingData(
         f"{where}{{{','.join(SUFFIXES)}}}: set R3_DATA to the folder that holds it, with columns id, problem and "
         f"answer ({known.rows:,} rows, {known.licence}, from {known.source})"
     )

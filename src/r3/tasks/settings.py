@@ -207,8 +207,8 @@ class FileSettings(PromptedSettings):
     name: Literal["file"]
     """Which family of tasks."""
     path: str
-    """A JSONL, JSON or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a data set
-    of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
+    """A JSONL, JSON, CSV or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a data
+    set of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
     heldout_path: str | None = None
     """The evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
     rows: tuple[int, int] | None = None

@@ -16,7 +16,7 @@ from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
 from r3.train.record import StepNotes
 from r3.train.sampler import Sampler
-from r3.train.step_metrics import step_metrics
+from r3.train.step_metrics import ranking_metrics, step_metrics
 from r3.train.stream import QueryStream
 
 
@@ -105,7 +105,8 @@ class Trainer:
         progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
         failed = dict(self.sampler.failed)
         self.sampler.failed.clear()
-        return {**progress, **step_metrics(result, report, self._seconds, asked.counts, failed)}
+        ranking = ranking_metrics(result, self.config.rollout.max_tokens, self.config.method.ranking)
+        return {**progress, **step_metrics(result, report, self._seconds, asked.counts, failed), **ranking}
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

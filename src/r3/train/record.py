@@ -66,7 +66,7 @@ def _row(mixed: MixedGroup, member: Member, texts: TokenTexts, log_ratios: Float
         "tokens": sample.tokens.tolist(),
         "widths": texts.widths(sample.tokens, text),
         "logprobs": [round(float(x), 5) for x in sample.logprobs],
-        "entropies": None if sample.entropies is None else [round(float(x), 5) for x in sample.entropies],
+        "entropies": _rounded(sample.entropies),
         "ratios": None if log_ratios is None else np.exp(log_ratios, dtype=np.float64).round(4).tolist(),
         "finish": sample.finish,
         "outcome": sample.outcome,
@@ -74,7 +74,12 @@ def _row(mixed: MixedGroup, member: Member, texts: TokenTexts, log_ratios: Float
         "reward": member.reward,
         "reward_parts": dict(sample.reward_parts),
         "advantage": member.advantage,
+        "token_advantages": _rounded(member.token_advantages),
     }
+
+
+def _rounded(values: FloatArray | None) -> list[float] | None:
+    return None if values is None else [round(float(x), 5) for x in values]
 
 
 def _attempt(mixed: MixedGroup, texts: TokenTexts, notes: StepNotes) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from r3.method.ranking import late_pairs
+from r3.method.settings import RankingSettings
 from r3.method.step import StepResult
 from r3.policy.update import UpdateReport
 from r3.samples import Sample
@@ -95,6 +97,25 @@ def _lift(plain: Sequence[Sample], reflected: Sequence[Sample]) -> dict[str, flo
         "lift/right_per_1k_tokens/reflection": _right_per_1k(reflected),
         "tokens/reflection": sum(map(len, reflected)),
     }
+
+
+def ranking_metrics(result: StepResult, limit: int, settings: RankingSettings) -> dict[str, float]:
+    """Whether SERR's order at half the length limit tells which of a query's answers finish right (AUC; 0.5: no).
+
+    A step has few such pairs: sum `ranking/pairs_in_order` and `ranking/pairs` over many before believing it.
+    """
+    in_order, pairs = 0.0, 0
+    for group in (mixed.group for mixed in result.groups if mixed.group.context.kind == "plain"):
+        known = [(s.entropies, bool(s.outcome)) for s in group.samples if s.entropies is not None]
+        fell, of = late_pairs(
+            [entropies for entropies, _ in known],
+            [right for _, right in known],
+            limit=limit,
+            peak_fraction=settings.peak_fraction,
+        )
+        in_order, pairs = in_order + fell, pairs + of
+    auc = in_order / pairs if pairs else float("nan")
+    return {"ranking/auc": auc, "ranking/pairs_in_order": in_order, "ranking/pairs": pairs}
 
 
 def _right_per_1k(samples: Sequence[Sample]) -> float:
