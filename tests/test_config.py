@@ -92,7 +92,7 @@ def test_an_objective_named_over_a_whole_config_is_that_objective(tmp_path: Path
 
 
 def test_the_documentation_lists_what_a_method_governs() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    text = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
     paragraph = text.partition("A method governs")[2].partition("\n\n")[0]
     assert re.findall(r"`([a-z_.]+)`", paragraph) == list(GOVERNED)
     for name in METHODS:

@@ -32,7 +32,7 @@ from r3.method.reflection import (
 )
 from r3.method.replay import wanted_outcome
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult, ranked_members, step
+from r3.method.step import StepResult, members_with_entropies, step
 from r3.samples import PLAIN, Context, ContextKind, Group, IntArray, PromptText, Query, Sample
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Algorithm:
         self.buffer = buffer
         self.tokenizer = tokenizer
         self.seed = seed
-        self._plain_tokens: dict[PromptText, IntArray] = {}
+        self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
         self._was_paused = False
 
     # ---------------------------------------------------------------- ask
@@ -128,9 +128,10 @@ class Algorithm:
         ]
 
     def _tokens(self, query: Query) -> IntArray:
-        if query.prompt not in self._plain_tokens:
-            self._plain_tokens[query.prompt] = plain_prompt(query, self.tokenizer)
-        return self._plain_tokens[query.prompt]
+        asked = query.prompt, repr(query.chat_options)
+        if asked not in self._plain_tokens:
+            self._plain_tokens[asked] = plain_prompt(query, self.tokenizer)
+        return self._plain_tokens[asked]
 
     def _reflection_prompts(self, plain: Sequence[Prompt], step: int) -> tuple[list[Prompt], Counter[str]]:
         """The reflection prompts of the hard queries; and how often they could be built, and why not."""
@@ -229,11 +230,11 @@ class Algorithm:
         return self._mixed(groups, self.settings.model_copy(update={"ranking": unranked}), version)
 
     def needs_entropies(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
-        """The samples, by group and member, whose entropies the ranking reward will look at and which have none yet."""
+        """The samples, by group and member, whose entropies ranking or RL-ZVP will look at and which have none yet."""
         return [
             (number, member)
             for number, group in enumerate(groups)
-            for member in ranked_members(group, self.settings.ranking)
+            for member in members_with_entropies(group, self.settings)
             if group.samples[member].entropies is None
         ]
 

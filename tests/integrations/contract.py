@@ -24,8 +24,8 @@ from r3.method.settings import MethodSettings
 from r3.method.step import MixedGroup, StepResult
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FloatArray, Group, IntArray, Query, Sample
-from r3.tasks.base import Verdict
 from r3.train.stream import QueryStream
+from r3.verify.base import Judge, PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model
 
@@ -107,11 +107,9 @@ class Judged:
     def __init__(self) -> None:
         self.train = queries()
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return Verdict(judge(completion, query.answer), "")
-
-    def close(self) -> None:
-        pass
+    @property
+    def judge(self) -> Judge:
+        return PlainJudge(lambda query, text: Verdict(judge(text, query.answer), ""))
 
 
 def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
@@ -142,11 +140,10 @@ def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
     stream = InOrder(task.train, seed=0, epochs=EPOCHS)
     results = []
     with SampleBuffer(":memory:") as buffer:
-        algorithm = Algorithm(config.method, buffer, policy.tokenizer, seed=config.run.seed)
+        algorithm = Algorithm(config.settled().method, buffer, policy.tokenizer, seed=config.run.seed)
         trainer = Trainer(config, stream, sampler, algorithm, updater)
         while not stream.exhausted:
             results.append(trainer.train_step()[0])
-    sampler.close()
     return results
 
 

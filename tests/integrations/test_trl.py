@@ -308,7 +308,7 @@ def test_importance_weights_are_the_objectives(ratio: Any) -> None:
     batch = TokenBatch(
         sequence_T=torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)),
         behaviour_T=torch.tensor(np.concatenate(behaviour)),
-        advantage_S=one,
+        advantage_T=torch.ones(sum(lengths)),
         weight_S=one,
         origin_S=torch.full((3,), ORIGINS.index("replayed")),
         other_context_S=torch.tensor([False, False, True]),

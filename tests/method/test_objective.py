@@ -29,7 +29,10 @@ VARIANTS = [
 
 
 def random_batch(seed: int, *, spread: float = 0.6, with_proximal: bool = False) -> tuple[torch.Tensor, TokenBatch]:
-    """Sequences of every origin, with ratios on both sides of every clip, cap and gate."""
+    """Sequences of every origin, with ratios on both sides of every clip, cap and gate.
+
+    Half of them have one advantage for all tokens, the others one for each.
+    """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 9, (8,), generator=g)
     sequence_T = torch.repeat_interleave(torch.arange(8), lengths)
@@ -39,10 +42,12 @@ def random_batch(seed: int, *, spread: float = 0.6, with_proximal: bool = False)
         return scale * torch.randn(n, generator=g, dtype=torch.float64)
 
     logprobs_T = -torch.rand(n, generator=g, dtype=torch.float64) * 3
+    by_token_T = torch.arange(8)[sequence_T] % 2 == 0
+    advantage_S = torch.randn(8, generator=g, dtype=torch.float64)
     batch = TokenBatch(
         sequence_T=sequence_T,
         behaviour_T=logprobs_T + noise(spread),
-        advantage_S=torch.randn(8, generator=g, dtype=torch.float64),
+        advantage_T=torch.where(by_token_T, noise(1.0), advantage_S[sequence_T]),
         weight_S=torch.rand(8, generator=g, dtype=torch.float64),
         origin_S=torch.tensor([0, 0, 1, 1, 1, 2, 2, 0]),
         other_context_S=torch.tensor([False, False, False, False, True, False, True, False]),
@@ -55,11 +60,11 @@ def random_batch(seed: int, *, spread: float = 0.6, with_proximal: bool = False)
 def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettings) -> torch.Tensor:
     """The formulas of the module's docstring, spelt out in scalars."""
     total = torch.zeros((), dtype=torch.float64)
-    for seq in range(len(batch.advantage_S)):
+    for seq in range(len(batch.weight_S)):
         at = [t for t in range(len(logprobs)) if int(batch.sequence_T[t]) == seq]
         replayed = ORIGINS[int(batch.origin_S[seq])] == "replayed"
         moved = bool(batch.other_context_S[seq])
-        a, w = float(batch.advantage_S[seq]), float(batch.weight_S[seq])
+        w = float(batch.weight_S[seq])
         log_r, log_w, stale, shaped = [], [], [], []
         for t in at:
             now = logprobs[t]
@@ -82,7 +87,7 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
             log_w = [math.fsum(log_w) / len(at)] * len(at)
             stale = [math.fsum(stale) / len(at)] * len(at)
         for i, t in enumerate(at):
-            r = torch.exp(log_r[i])
+            r, a = torch.exp(log_r[i]), float(batch.advantage_T[t])
             clipped = torch.clamp(r, 1 - s.clip_low, 1 + s.clip_high)
             weight = min(math.exp(log_w[i]), s.importance_cap)
             if s.correction == "stopped" and replayed:
@@ -148,9 +153,17 @@ def test_fresh_on_policy_gradient_is_plain_policy_gradient() -> None:
     for name in OBJECTIVES:
         leaf = values.clone().requires_grad_()
         policy_loss(leaf, batch, ObjectiveSettings(name=name)).loss.backward()
-        per_sequence = -batch.advantage_S * batch.weight_S
-        expected = per_sequence[batch.sequence_T]
+        expected = -batch.advantage_T * batch.weight_S[batch.sequence_T]
+        if name == "gspo":  # a token's ratio is its sequence's: what all are worth is shared
+            expected = _shared(expected, batch)
         torch.testing.assert_close(leaf.grad, expected)
+
+
+def _shared(values_T: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    """Each sequence's mean at each of its tokens."""
+    sequences = batch.sequence_T.unique()
+    means = torch.stack([values_T[batch.sequence_T == seq].mean() for seq in sequences])
+    return means[batch.sequence_T]
 
 
 @given(st.integers(0, 10**6), st.sampled_from(list(OBJECTIVES)))
@@ -161,7 +174,9 @@ def test_importance_is_bounded_by_the_cap(seed: int, name: str) -> None:
     leaf = values.clone().requires_grad_()
     policy_loss(leaf, batch, settings).loss.backward()
     replayed = (batch.origin_S == ORIGINS.index("replayed"))[batch.sequence_T]
-    bound = 1.5 * (batch.advantage_S.abs() * batch.weight_S)[batch.sequence_T]
+    bound = 1.5 * batch.advantage_T.abs() * batch.weight_S[batch.sequence_T]
+    if name == "gspo":
+        bound = _shared(bound, batch)
     assert leaf.grad is not None
     assert bool((leaf.grad.abs()[replayed] <= bound[replayed] + 1e-9).all())
 
@@ -174,7 +189,7 @@ def test_a_replayed_failure_cannot_outweigh_the_batch() -> None:
         batch = TokenBatch(
             sequence_T=torch.tensor([0, 1, 1]),
             behaviour_T=torch.log(torch.tensor([0.9, 0.003, 0.003])),
-            advantage_S=torch.tensor([0.5, -2.0]),
+            advantage_T=torch.tensor([0.5, -2.0, -2.0]),
             weight_S=torch.tensor([1.0, 1.0]),
             origin_S=torch.tensor([0, 1]),
             other_context_S=torch.tensor([False, False]),
@@ -210,7 +225,7 @@ def test_diagnostics_say_what_happened() -> None:
     batch = TokenBatch(
         sequence_T=torch.tensor([0, 0, 0, 0, 1, 1]),
         behaviour_T=torch.log(torch.tensor([0.5, 0.5, 0.5, 0.5, 0.01, 0.5])),
-        advantage_S=torch.tensor([1.0, 1.0]),
+        advantage_T=torch.ones(6),
         weight_S=torch.tensor([0.1, 0.1]),
         origin_S=torch.tensor([0, 1]),
         other_context_S=torch.tensor([False, False]),
@@ -272,7 +287,7 @@ def test_a_success_of_another_prompt_met_again_and_again_stops_pulling_only_wher
         batch = TokenBatch(
             sequence_T=torch.tensor([0]),
             behaviour_T=torch.tensor([-9.0], dtype=torch.float64),
-            advantage_S=torch.tensor([1.0], dtype=torch.float64),
+            advantage_T=torch.tensor([1.0], dtype=torch.float64),
             weight_S=torch.tensor([1.0], dtype=torch.float64),
             origin_S=torch.tensor([ORIGINS.index("replayed")]),
             other_context_S=torch.tensor([True]),

@@ -45,6 +45,7 @@ def answer(right: bool, length: int, method: str, query: str, seed: int = 0) -> 
         query,
         np.arange(length),
         logprobs,
+        rng.exponential(1.0, length).astype(np.float32),
         finish="length" if cut else "stop",
         outcome=right,
         reward=sum(parts.values()),
@@ -77,6 +78,10 @@ LONE8, LONE16 = [1] + [0] * 7, [1] + [0] * 15
         ("maxrl", [0, 0], [0, 0]),
         ("dr_grpo", [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
         ("rloo", [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
+        ("w-reinforce", [1, 1, 1, 0, 0, 0, 0, 0], [0.1] * 3 + [-1] * 5),
+        ("w-reinforce", [0, 0], [-1, -1]),
+        ("w-reinforce", [1, 1], [0.1, 0.1]),
+        ("lens", [1, 1], [0, 0]),
     ],
 )
 def test_the_worked_examples_of_advantages(name: str, outcomes: list[int], expected: list[float]) -> None:
@@ -261,6 +266,41 @@ def _over_the_others(group: Group) -> list[float]:
     return [r - statistics.fmean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
 
 
+def _with_entropies(group: Group) -> list[torch.Tensor]:
+    """RL-ZVP: an advantage for each token of each sample."""
+    outcomes = {sample.outcome for sample in group.samples}
+    if len(outcomes) == 2:
+        return [torch.full((len(s),), a) for s, a in zip(group.samples, _by_std(group), strict=True)]
+    entropies = [torch.tensor(sample.entropies) for sample in group.samples]
+    return [0.1 * h if outcomes == {True} else -0.1 * (h.max() - h) for h in entropies]
+
+
+def _zvp(groups: Sequence[Group], now: dict[int, torch.Tensor]) -> torch.Tensor:
+    total, tokens = torch.zeros((), requires_grad=True).clone(), sum(len(s) for s in _all(groups))
+    for group in groups:
+        for sample, a_T in zip(group.samples, _with_entropies(group), strict=True):
+            for r, a in zip(_ratios(sample, now), a_T.tolist(), strict=True):
+                total = total + _ppo(r, a, 0.2, 0.28, 10.0) / tokens
+    return total
+
+
+def _lens(group: Group) -> list[float]:
+    n, outcomes = len(group.samples), [bool(s.outcome) for s in group.samples]
+    sure = [float(torch.tensor(s.logprobs, dtype=torch.float64).mean().exp()) for s in group.samples]
+    if all(outcomes):
+        return [0.0] * n
+    bound = 2 * max(sure)
+    if any(outcomes):
+        bound = max(bound, 1 / (sum(o / c for o, c in zip(outcomes, sure, strict=True)) / n))
+    rewards = [o - (1 - o) / n * c / (bound - c) for o, c in zip(outcomes, sure, strict=True)]
+    centred = [r - statistics.fmean(rewards) for r in rewards]
+    return [c / (statistics.pstdev(rewards) + 1e-6) if any(outcomes) else 0.25 * c for c in centred]
+
+
+def _signs(group: Group) -> list[float]:
+    return [0.1 if sample.outcome else -1.0 for sample in group.samples]
+
+
 NAIVE: dict[str, Losses] = {
     "grpo": _by_sequence(lambda s, a, now: _ppo(_ratios(s, now), a, 0.2, 0.2, 3.0).mean(), _by_std),
     "dapo": _by_token(_by_std, 0.2, 0.28, 10.0, filtered=True),
@@ -271,6 +311,9 @@ NAIVE: dict[str, Losses] = {
     "reinforce++": _reinforce_plus_plus,
     "justrl": _by_token(_by_std, 0.2, 0.28, 10.0),
     "maxrl": _by_token(_by_mean, 0.2, 0.2, 3.0),
+    "rl-zvp": _zvp,
+    "lens": _by_sequence(lambda s, a, now: _ppo(_ratios(s, now), a, 0.2, 0.2, 3.0).mean(), _lens),
+    "w-reinforce": _by_token(_signs, 0.2, 0.2, 3.0),
 }
 
 

@@ -115,7 +115,7 @@ def test_the_correction_is_a_truncated_importance_weight() -> None:
     batch = TokenBatch(
         sequence_T=torch.zeros(3, dtype=torch.long),
         behaviour_T=behaviour,
-        advantage_S=torch.tensor([2.0]),
+        advantage_T=torch.full((3,), 2.0),
         weight_S=torch.tensor([1.0]),
         origin_S=torch.tensor([0]),
         other_context_S=torch.tensor([False]),

@@ -40,7 +40,7 @@ def _told(name: str) -> str:
         f"{name}: {preset.summary}",
         f"source      {preset.source}",
         f"needs       {preset.needs}",
-        f"departures  {preset.departures or 'none beyond those that all share (docs/training.md)'}",
+        f"departures  {preset.departures or 'none beyond those that all share (docs/methods.md)'}",
         "sets",
         *(f"  method.{key}={_written(value)}" for key, value in values.items()),
         f"  reward.length_bonus={_written(reward.length_bonus)} and",

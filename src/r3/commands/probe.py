@@ -81,7 +81,7 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
         try:
             drawn = draw(parts, budget, lambda what: spinner.update(f"r3: {what}"))
         finally:
-            parts.task.close()
+            parts.task.judge.close()
         spinner.update("r3: intervals")
         findings = measure(
             drawn,

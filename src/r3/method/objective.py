@@ -25,6 +25,7 @@ Departures from the paper, and choices it leaves open:
   is replayed, and neither correction nor clip nor gate bounds how far its repetition may pull. Shaping by π does. The
   diagnostics count such tokens as `other_context` and leave them out of ratios and effective sample size, where they
   would look perfectly on-policy.
+- A is a token's own: methods that compare whole answers give all tokens of one the same.
 - With one update a batch π_prox is π itself: no second forward is needed, `proximal_T` may be left out.
 
 Shapes: T tokens, S sequences, packed one after the other without padding.
@@ -57,7 +58,7 @@ class TokenBatch:
     """Which sequence (0 … S−1) a token belongs to."""
     behaviour_T: Tensor
     """Log-prob of the token under the policy and prompt that drew it."""
-    advantage_S: Tensor
+    advantage_T: Tensor
     weight_S: Tensor
     """What one token of the sequence weighs in the loss (`WeightedSample.weight`)."""
     origin_S: Tensor
@@ -129,7 +130,7 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
 
     Losses of micro-batches add up to the batch's loss: the weights already hold the batch's denominators.
     """
-    advantage_T = batch.advantage_S[batch.sequence_T]
+    advantage_T = batch.advantage_T
     weight_T = batch.weight_S[batch.sequence_T]
     origin_T = batch.origin_S[batch.sequence_T]
     replayed_T = origin_T == REPLAYED

@@ -29,6 +29,9 @@ MethodName = Literal[
     "reinforce++",
     "justrl",
     "maxrl",
+    "rl-zvp",
+    "lens",
+    "w-reinforce",
     "r3",
     "r3-no-replay",
     "r3-no-reflection",
@@ -59,6 +62,7 @@ GOVERNED = (
     "mask_truncated",
     "advantage.scale",
     "advantage.baseline",
+    "advantage.homogeneous",
     "objective.name",
     *(f"objective.{name}" for name in GOVERNED_BY_OBJECTIVE),
 )
@@ -160,6 +164,39 @@ METHODS: Mapping[MethodName, Preset] = {
         "arXiv 2602.02710; tajwarfahim/maxrl verl/trainer/ppo/core_algos.py",
         {**_PLAIN, "objective": {"name": "grpo", "normalise": "token"}, "advantage": {"scale": "mean"}},
         departures="published with a gradient norm of 0.3 (train.max_grad_norm)",
+    ),
+    "rl-zvp": Preset(
+        "groups all right or all wrong teach by themselves: sign by outcome, size by each token's entropy",
+        "arXiv 2509.21880, Eq. 5",
+        {**_PLAIN, "objective": {"name": "dapo"}, "advantage": {"homogeneous": "zvp"}},
+        needs="entropies (a forward pass more where the engine gives none)",
+        departures=(
+            "no code of the authors' is known: clip 0.2/0.28 is a re-implementation's, the token mean is DAPO's; "
+            "entropies are those at sampling time, the current ones with one update per batch"
+        ),
+    ),
+    "lens": Preset(
+        "a wrong answer costs more the surer the policy was of it, so that all-wrong groups have a spread",
+        "arXiv 2510.08696",
+        {**_PLAIN, "objective": {"name": "grpo"}, "advantage": {"homogeneous": "lens"}},
+        needs="sampling at temperature 1 without top-p and top-k",
+        departures=(
+            "no code of the authors' is known; the importance term uses an answer's geometric mean probability where "
+            "the paper writes its probability; the weight of all-wrong groups (0.25) multiplies their advantages"
+        ),
+    ),
+    "w-reinforce": Preset(
+        "no baseline: a right answer gets 0.1, a wrong one −1, so that learning is mostly from failures",
+        "arXiv 2506.01347; TianHongZXY/RLVR-Decomposed",
+        {
+            **_PLAIN,
+            "objective": {"name": "grpo", "normalise": "token"},
+            "advantage": {"scale": "none", "baseline": "sign"},
+        },
+        departures=(
+            "no entropy bonus (theirs: 0.001); with advantage.right_weight=0 (NSR) right answers leave the loss but "
+            "not its denominator"
+        ),
     ),
     "r3": Preset(
         "replay, reflection and ranking rewards for groups that teach nothing",

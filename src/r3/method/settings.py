@@ -58,8 +58,19 @@ class AdvantageSettings(Settings):
     scale: Literal["std", "none", "mean", "batch_std"] = "std"
     """Divide by the group's standard deviation (GRPO), by nothing (Dr. GRPO), by the group's mean reward (MaxRL; no
     reward may be negative), or by the standard deviation of the batch's centred rewards (REINFORCE++)."""
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """Subtract the group's mean (GRPO) or the mean of the other samples (RLOO)."""
+    baseline: Literal["mean", "leave_one_out", "sign"] = "mean"
+    """Subtract the group's mean (GRPO) or the mean of the other samples (RLOO); or compare nothing: a right answer gets
+    `right_weight`, a wrong one −1 (W-REINFORCE; needs scale=none)."""
+    homogeneous: Literal["none", "zvp", "lens", "signed"] = "none"
+    """What a group gets that is all right or all wrong, and that neither replay nor ranking made comparable. none:
+    nothing; zvp: each token an advantage by its entropy (RL-ZVP); lens: wrong answers cost more the surer the policy
+    was, in mixed groups too (LENS); signed: as baseline=sign, in these groups alone."""
+    zvp_alpha: float = Field(0.1, gt=0)
+    """α of RL-ZVP: what a nat of entropy adds to a right token's advantage. Its paper: 0.1 or 0.2; 0.3 is unstable."""
+    lens_weight: float = Field(0.25, gt=0)
+    """What an all-wrong group weighs with LENS, beside a mixed one."""
+    right_weight: float = Field(0.1, ge=0)
+    """λ of W-REINFORCE: what a right answer gets, where a wrong one gets −1; 0 learns from wrong answers alone."""
     cap: float | None = Field(None, gt=0)
     """Largest absolute advantage. A lone success among n gets √(n−1): a cap keeps one stale sequence from ruling."""
 
@@ -85,7 +96,11 @@ DEFAULT_GUIDANCE = (
     "The attempt above is wrong. Find where it goes wrong, then solve the problem again from the start "
     "and give the corrected final answer."
 )
-DEFAULT_TEMPLATE = "{question}\n\nA previous attempt at this problem:\n\n{attempt}\n\n{guidance}"
+DEFAULT_CUT_GUIDANCE = (
+    "The attempt above was cut off before it came to an answer. Solve the problem again from the start, come to the "
+    "point sooner, and give the final answer."
+)
+DEFAULT_TEMPLATE = "{question}\n\nA previous attempt at this problem:\n\n{attempt}\n\n{guidance}\n\n{instruction}"
 
 
 class ReflectionSettings(Switchable):
@@ -125,10 +140,16 @@ class ReflectionSettings(Switchable):
     max_prompt_tokens: int = Field(4096, ge=1)
     """Budget of a reflection prompt; the shown attempt is shortened in its middle to fit, the question never."""
     template: str = DEFAULT_TEMPLATE
-    """The reflection prompt: {question}, {attempt} and, where they stand, {guidance} and {feedback} are filled in. The
-    feedback is what the verifier said of the attempt, such as the test that it failed."""
+    """The reflection prompt: {question}, {attempt} and, where they stand, {guidance}, {feedback} and {instruction} are
+    filled in. The feedback is what the verifier said of the attempt, such as the test that it failed; the instruction
+    is what the question ends with (task.instruction), asked for once more."""
     guidance: str = DEFAULT_GUIDANCE
     """What the model is told to do about the shown attempt."""
+    cut_guidance: str = DEFAULT_CUT_GUIDANCE
+    """The same for an attempt that the length limit cut: nobody knows whether it was on a wrong way."""
+    show: Literal["all", "answer"] = "all"
+    """How much of the attempt is shown: all of it, or only what follows its thought (behind the last </think>). An
+    attempt that was cut within its thought is shown as it is."""
     cut_marker: str = "\n[…]\n"
     """Stands where the middle of a long attempt was cut."""
 
@@ -292,5 +313,34 @@ class MethodSettings(Settings):
             raise ValueError(
                 "advantage.scale=mean divides ranking rewards by their own small mean, which makes them larger than a "
                 "right answer's: set ranking=off or ranking.standardised=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _homogeneous_groups_are_there_to_teach(self) -> MethodSettings:
+        options = self.advantage
+        teaching = "advantage.baseline=sign" if options.baseline == "sign" else None
+        if options.homogeneous != "none":
+            if teaching:
+                raise ValueError(
+                    f"advantage.homogeneous={options.homogeneous} is for groups that {teaching} learns from already: "
+                    "set one of them to its default (none, mean)"
+                )
+            teaching = f"advantage.homogeneous={options.homogeneous}"
+        if options.baseline == "sign" and options.scale != "none":
+            raise ValueError(f"{teaching} compares nothing, so there is nothing to divide by: set advantage.scale=none")
+        if options.baseline == "sign" and self.ranking.enabled:
+            raise ValueError(f"{teaching} knows right and wrong alone, no rewards to rank by: set ranking=off")
+        if options.homogeneous == "lens" and options.scale == "mean":
+            raise ValueError(
+                "advantage.homogeneous=lens makes rewards of wrong answers negative, which advantage.scale=mean "
+                "(maxrl) cannot divide by: use another scale, or homogeneous=zvp or signed"
+            )
+        if teaching and self.resample.enabled:
+            raise ValueError(f"resample draws others for the groups that {teaching} learns from: set resample=off")
+        if teaching and self.mask_truncated:
+            raise ValueError(
+                f"{teaching} learns from wrong answers that nothing compares, and mask_truncated leaves out those that "
+                "were cut, so that only the short ones would be pushed away: set mask_truncated=false"
             )
         return self

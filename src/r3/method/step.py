@@ -2,7 +2,8 @@
 
 For every group, in the paper's order: rank the truncated answers of a solve-none group (SERR), let history of the
 opposite outcome join a homogeneous one (CCR), take Eq. 3's advantages over what is then the group, and give each
-sample the weight its tokens have in the loss. The trainer that follows is blind to the method: it sees prompts,
+sample the weight its tokens have in the loss. Groups that are still homogeneous may teach by themselves
+(`r3.method.homogeneous`). The trainer that follows is blind to the method: it sees prompts,
 tokens, an advantage and a weight.
 
 GRPO is this with everything off; DAPO is this with `resample` (groups without variance leave the batch) and its
@@ -38,10 +39,11 @@ from typing import Literal
 import numpy as np
 
 from r3.method.advantage import group_advantages, over_batch
+from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
 from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import ReplayReason, choose_replay, outcome_reward
-from r3.method.settings import MethodSettings, ObjectiveSettings, RankingSettings
-from r3.samples import Group, IntArray, Sample
+from r3.method.settings import AdvantageSettings, MethodSettings, ObjectiveSettings, RankingSettings
+from r3.samples import FloatArray, Group, IntArray, Sample
 
 Origin = Literal["fresh", "replayed", "reflection"]
 """Drawn in this step under the plain prompt, in an earlier step, or in this step under a reflection prompt."""
@@ -54,6 +56,7 @@ class WeightedSample:
     prompt: IntArray
     sample: Sample
     advantage: float
+    """Of each of its tokens, or their mean where they differ."""
     weight: float
     """What one token of it weighs in the loss, all denominators included."""
     origin: Origin
@@ -63,6 +66,15 @@ class WeightedSample:
     """Which of the step's groups it belongs to."""
     member: int
     """Which of that group's members it is."""
+    token_advantages: FloatArray | None = None
+    """Of each token, where they differ; None: `advantage`. [length]"""
+
+    @property
+    def advantage_T(self) -> FloatArray:
+        """Of each token, whether they differ or not."""
+        if self.token_advantages is not None:
+            return self.token_advantages
+        return np.full(len(self.sample), self.advantage, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,14 @@ class Member:
     reward: float
     """What it was compared by: of a replayed sample, the reward of its outcome alone."""
     advantage: float
+    """Of each of its tokens, or their mean where they differ."""
     origin: Origin
+    token_advantages: FloatArray | None = None
+    """Of each token, where they differ; None: `advantage`. [length]"""
+
+    @property
+    def teaches(self) -> bool:
+        return self.advantage != 0.0 or (self.token_advantages is not None and bool(self.token_advantages.any()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +107,8 @@ class MixedGroup:
     """'joined' where past samples joined, else why not."""
     ranked: int
     """How many fresh samples were ranked by SERR."""
+    by_itself: bool = False
+    """Whether `advantage.homogeneous` says what its answers are worth, which nothing else told apart."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -109,7 +130,7 @@ class MixedGroup:
 
     @property
     def teaches(self) -> bool:
-        return any(self.advantages)
+        return any(member.teaches for member in self.members)
 
     @property
     def by_ranking_alone(self) -> bool:
@@ -185,6 +206,7 @@ def step(
     mixed = tuple(_mix(group, past.get(group.query.id, ()), settings, policy_version, seed) for group in groups)
     if settings.advantage.scale == "batch_std":
         mixed = _over_batch(mixed, settings)
+    mixed = tuple(_by_itself(m, settings.advantage) for m in mixed)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
         mixed = tuple(_with_advantages(m, [0.0] * len(m.members)) for m in mixed)
     weighted = tuple(_weighted(mixed, settings))
@@ -199,25 +221,80 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
         rng = np.random.default_rng([seed, version, zlib.crc32(group.query.id.encode())])
     replay = choose_replay(group, history, settings.replay, policy_version=version, rng=rng)
     rewards = [sample.reward for sample in fresh] + [outcome_reward(sample) for sample in replay.samples]
+    samples = (*fresh, *replay.samples)
+    if settings.advantage.homogeneous == "lens" and _outcomes_differ(samples):
+        rewards = _lens_rewards(rewards, samples)
+    advantages = _advantages(rewards, samples, settings, ranked=ranked > 0, replayed=bool(replay.samples))
+    drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
+    origins: list[Origin] = [drawn] * len(fresh) + ["replayed"] * len(replay.samples)
+    members = map(Member, samples, rewards, advantages, origins)
+    return MixedGroup(group, tuple(members), replay.reason, ranked)
+
+
+def _advantages(
+    rewards: Sequence[float], samples: Sequence[Sample], settings: MethodSettings, *, ranked: bool, replayed: bool
+) -> list[float]:
+    """Eq. 3 or what the settings have in its place; a batch's standard deviation is divided by later."""
     options = settings.advantage
-    ranking_alone = ranked > 0 and not replay.samples
+    if options.baseline == "sign":
+        return signed([bool(sample.outcome) for sample in samples], options.right_weight)
     scale, cap = options.scale, options.cap
     if scale == "batch_std":  # what it is divided by, only the whole batch tells (`_over_batch`)
         scale, cap = "none", None
-    elif ranking_alone and not settings.ranking.standardised:
+    elif ranked and not replayed and not settings.ranking.standardised:
         scale = "none"
-    advantages = group_advantages(
+    return group_advantages(
         rewards,
-        alpha=options.alpha if replay.samples else 1.0,
+        alpha=options.alpha if replayed else 1.0,
         eps=options.eps,
         scale=scale,
         baseline=options.baseline,
         cap=cap,
     )
-    drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
-    origins: list[Origin] = [drawn] * len(fresh) + ["replayed"] * len(replay.samples)
-    members = map(Member, (*fresh, *replay.samples), rewards, advantages, origins)
-    return MixedGroup(group, tuple(members), replay.reason, ranked)
+
+
+def _outcomes_differ(samples: Sequence[Sample]) -> bool:
+    return len({sample.outcome for sample in samples}) > 1
+
+
+def _lens_rewards(rewards: Sequence[float], samples: Sequence[Sample]) -> list[float]:
+    return lens_rewards(rewards, [bool(s.outcome) for s in samples], [confidence(s.logprobs) for s in samples])
+
+
+def _by_itself(mixed: MixedGroup, options: AdvantageSettings) -> MixedGroup:
+    """The group as `advantage.homogeneous` has it, where nothing else tells its members apart."""
+    samples = [member.sample for member in mixed.members]
+    if options.homogeneous == "none" or mixed.group.context.kind != "plain":
+        return mixed
+    if mixed.ranked or _outcomes_differ(samples):
+        return mixed
+    if options.homogeneous == "zvp":
+        return replace(mixed, members=tuple(_by_entropy(m, options) for m in mixed.members), by_itself=True)
+    if options.homogeneous == "signed":
+        advantages = signed([bool(sample.outcome) for sample in samples], options.right_weight)
+        return replace(_with_advantages(mixed, _capped(advantages, options.cap)), by_itself=True)
+    if mixed.group.solve_all:
+        return mixed
+    costs = _lens_rewards([member.reward for member in mixed.members], samples)
+    priced = (replace(member, reward=cost) for member, cost in zip(mixed.members, costs, strict=True))
+    advantages = _capped(lens_advantages(costs, options.lens_weight), options.cap)
+    return _with_advantages(replace(mixed, members=tuple(priced), by_itself=True), advantages)
+
+
+def _by_entropy(member: Member, options: AdvantageSettings) -> Member:
+    sample = member.sample
+    if sample.entropies is None:
+        raise ValueError(
+            f"advantage.homogeneous=zvp needs entropies, and a sample of query {sample.query_id!r} has none"
+        )
+    weighed = zvp(sample.entropies, bool(sample.outcome), options.zvp_alpha)
+    if options.cap is not None:
+        weighed = weighed.clip(-options.cap, options.cap)
+    return replace(member, advantage=float(weighed.mean()), token_advantages=weighed)
+
+
+def _capped(advantages: Sequence[float], cap: float | None) -> list[float]:
+    return [a if cap is None else max(-cap, min(cap, a)) for a in advantages]
 
 
 def _over_batch(mixed: Sequence[MixedGroup], settings: MethodSettings) -> tuple[MixedGroup, ...]:
@@ -231,8 +308,17 @@ def _over_batch(mixed: Sequence[MixedGroup], settings: MethodSettings) -> tuple[
 
 
 def _with_advantages(mixed: MixedGroup, advantages: Sequence[float]) -> MixedGroup:
-    members = zip(mixed.members, advantages, strict=True)
-    return replace(mixed, members=tuple(replace(member, advantage=advantage) for member, advantage in members))
+    members = (
+        replace(member, advantage=advantage, token_advantages=None)
+        for member, advantage in zip(mixed.members, advantages, strict=True)
+    )
+    return replace(mixed, members=tuple(members))
+
+
+def members_with_entropies(group: Group, settings: MethodSettings) -> list[int]:
+    """Which of the group's samples `step` may ask for their entropies."""
+    zvp_alike = settings.advantage.homogeneous == "zvp" and group.context.kind == "plain" and not is_mixed(group)
+    return list(range(len(group))) if zvp_alike else ranked_members(group, settings.ranking)
 
 
 def ranked_members(group: Group, settings: RankingSettings) -> list[int]:
@@ -273,13 +359,15 @@ def _weighted(groups: Sequence[MixedGroup], settings: MethodSettings) -> Iterato
     for g, members in in_loss.items():
         for i in members:
             member = groups[g].members[i]
-            if member.advantage == 0.0:
+            if not member.teaches:
                 continue
             weight = token_weight(len(member.sample), len(base), len(members), tokens, settings.objective)
             prompts = training_prompts(groups[g].group, member, settings)
             for prompt, moved in prompts:
                 share = weight / len(prompts)
-                yield WeightedSample(prompt, member.sample, member.advantage, share, member.origin, moved, g, i)
+                yield WeightedSample(
+                    prompt, member.sample, member.advantage, share, member.origin, moved, g, i, member.token_advantages
+                )
 
 
 def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:
@@ -334,11 +422,12 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
         "replay/at_once": sum(s.step == m.group.samples[0].step for m in mixed for s in m.replayed),
         "replay/age_mean": float(np.mean(ages)) if ages else 0.0,
         "replay/age_max": max(ages, default=0),
+        "homogeneous/groups": sum(m.by_itself for m in mixed),
         "ranking/groups": sum(m.ranked > 0 for m in mixed),
         "ranking/samples": sum(m.ranked for m in mixed),
         "reflection/solved": sum(any(m.group.outcomes) for m in mixed if m.group.context.kind == "reflection"),
         "samples/trained": len(weighted),
-        "samples/skipped": sum(a == 0.0 for m in mixed for a in m.advantages),
+        "samples/skipped": sum(not member.teaches for m in mixed for member in m.members),
     }
     for reason in ("joined", "no_history", "too_old", "mixed", "reflection", "off"):
         counts[f"replay/{reason}"] = reasons[reason]

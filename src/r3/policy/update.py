@@ -283,7 +283,7 @@ def token_batch(
     return TokenBatch(
         sequence_T=to_device(sequence_T, device),
         behaviour_T=to_device(behaviour_T, device),
-        advantage_S=to_device(torch.tensor([w.advantage for w in samples], dtype=torch.float32), device),
+        advantage_T=to_device(torch.from_numpy(np.concatenate([w.advantage_T for w in samples])), device),
         weight_S=to_device(torch.tensor([w.weight for w in samples], dtype=torch.float32), device),
         origin_S=to_device(torch.tensor([ORIGINS.index(w.origin) for w in samples]), device),
         other_context_S=to_device(torch.tensor([w.other_context for w in samples]), device),

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,7 +99,7 @@ def draw(parts: Parts, budget: int, tell: Callable[[str], None]) -> Drawn:
         config.settled().reward,
         config.rollout.group_size,
     )
-    with SampleBuffer(":memory:", per_query=None, total=None) as buffer, closing(sampler):
+    with SampleBuffer(":memory:", per_query=None, total=None) as buffer:
         drawing = _Drawing(parts, sampler, buffer, budget)
         tell("plain answers")
         drawing.plain_pairs(reserve=round((1 - PLAIN_SHARE) * budget))
@@ -215,7 +214,7 @@ class _Drawing:
         group, sample, _ = answer
         tokens = [*sample.tokens.tolist(), *response.tokens.tolist()]
         text = self.parts.policy.tokenizer.decode(tokens, skip_special_tokens=True)
-        return self.parts.task.verify(group.query, text).right
+        return self.parts.task.judge.judge(group.query, text).right
 
     def _room(self, reserve: int, cost: int, first: int) -> int:
         """How many more fit before the reserve; none once it is hardly worth a round beside the first."""

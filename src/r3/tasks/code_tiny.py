@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import Verdict
 from r3.tasks.code import code_verifier
 from r3.tasks.settings import TinyCodeSettings
+from r3.verify.base import Judge, Verdict
 
 STEPS: dict[str, tuple[str, str, Callable[[list[int]], list[int]]]] = {
     "add": ("x=[v+1 for v in x]", "x=x+[1]", lambda x: [v + 1 for v in x]),
@@ -51,13 +52,20 @@ class TinyCodeTask:
             raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of steps, each 1 or more")
         self.train: Sequence[Query] = _problems(settings.difficulty, settings.size, settings.split, seed)
         self.heldout: Sequence[Query] = _problems(settings.difficulty, settings.heldout, "heldout", HELDOUT_SEED)
-        self._verifier = code_verifier(settings)
+        self.judge: Judge = _BodyJudge(code_verifier(settings))
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return self._verifier.verify(function(completion), columns=query.columns)
+
+@dataclass(frozen=True, slots=True)
+class _BodyJudge:
+    """Judges the function that an answer is the body of."""
+
+    code: Judge
+
+    def judge(self, query: Query, text: str, *, truncated: bool = False) -> Verdict:
+        return self.code.judge(query, function(text), truncated=truncated)
 
     def close(self) -> None:
-        self._verifier.close()
+        self.code.close()
 
 
 def function(body: str) -> str:

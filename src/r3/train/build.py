@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -39,21 +40,14 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
+    check_extras(config)
     task = load_problems(config.task, config.run.seed, prompt_length(config))
     check_task(task)
     check_batch(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
-    if policy.continues and config.method.objective.kl > 0:
-        raise ConfigError(
-            f"method.objective.kl={config.method.objective.kl:g} is to the model under the adapters of model.path="
-            f"{config.model.path}, not the policy that this run goes on from; merge them first: r3 models merge"
-        )
-    if not policy.stop_tokens:
-        raise ConfigError(
-            f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
-            "token, so no answer could ever end; set eos_token in tokenizer_config.json"
-        )
+    check_reference(config, policy.continues)
+    check_stop_tokens(config, policy.stop_tokens)
     sampling = Sampling(
         max_tokens=config.rollout.max_tokens,
         stop_tokens=policy.stop_tokens,
@@ -63,6 +57,32 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     )
     heldout = [(query, plain_prompt(query, policy.tokenizer)) for query in task.heldout]
     return Parts(config, task, policy, make_engine(config, policy), sampling, heldout)
+
+
+def check_extras(config: Config) -> None:
+    """What the settings need beyond the package itself is installed."""
+    for name in ("tensorboard", "wandb", "trackio"):
+        if getattr(config.run, name) and find_spec(name) is None:
+            fix = "pip install tensorboard" if name == "tensorboard" else f"pip install 'r3-rl[{name}]'"
+            raise ConfigError(f"run.{name}=true: logging there needs the package {name}: {fix}")
+
+
+def check_reference(config: Config, continues: bool) -> None:
+    """A KL penalty is to the policy that the run starts from."""
+    if continues and config.method.objective.kl > 0:
+        raise ConfigError(
+            f"method.objective.kl={config.method.objective.kl:g} is to the model under the adapters of model.path="
+            f"{config.model.path}, not the policy that this run goes on from; merge them first: r3 models merge"
+        )
+
+
+def check_stop_tokens(config: Config, stop_tokens: Sequence[int]) -> None:
+    """Answers can end."""
+    if not stop_tokens:
+        raise ConfigError(
+            f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
+            "token, so no answer could ever end; set eos_token in tokenizer_config.json"
+        )
 
 
 def prompt_length(config: Config) -> Callable[[Query], int] | None:

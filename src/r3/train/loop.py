@@ -103,8 +103,10 @@ class Trainer:
 
     def _metrics(self, asked: Asked, result: StepResult, report: UpdateReport) -> dict[str, Any]:
         progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
+        failed = dict(self.sampler.failed)
+        self.sampler.failed.clear()
         ranking = ranking_metrics(result, self.config.rollout.max_tokens, self.config.method.ranking)
-        return {**progress, **step_metrics(result, report, self._seconds, asked.counts), **ranking}
+        return {**progress, **step_metrics(result, report, self._seconds, asked.counts, failed), **ranking}
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from r3.samples import FloatArray, Query, Sample
 from r3.train.token_texts import TokenTexts
 
 MOST_QUESTION = 240
-"""Characters of the question in a summary: enough to know it by."""
+"""Characters of the question, and of the reference answer, in a summary: enough to know it by."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _row(mixed: MixedGroup, member: Member, texts: TokenTexts, log_ratios: Float
         "tokens": sample.tokens.tolist(),
         "widths": texts.widths(sample.tokens, text),
         "logprobs": [round(float(x), 5) for x in sample.logprobs],
-        "entropies": None if sample.entropies is None else [round(float(x), 5) for x in sample.entropies],
+        "entropies": _rounded(sample.entropies),
         "ratios": None if log_ratios is None else np.exp(log_ratios, dtype=np.float64).round(4).tolist(),
         "finish": sample.finish,
         "outcome": sample.outcome,
@@ -74,7 +74,12 @@ def _row(mixed: MixedGroup, member: Member, texts: TokenTexts, log_ratios: Float
         "reward": member.reward,
         "reward_parts": dict(sample.reward_parts),
         "advantage": member.advantage,
+        "token_advantages": _rounded(member.token_advantages),
     }
+
+
+def _rounded(values: FloatArray | None) -> list[float] | None:
+    return None if values is None else [round(float(x), 5) for x in values]
 
 
 def _attempt(mixed: MixedGroup, texts: TokenTexts, notes: StepNotes) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def _summary(mixed: MixedGroup) -> dict[str, Any]:
     return {
         "query": mixed.group.query.id,
         "question": question(mixed.group.query)[:MOST_QUESTION],
+        "answer": mixed.group.query.answer[:MOST_QUESTION],
         "context": mixed.group.context.kind,
         "shown": mixed.group.context.shown,
         "replay": mixed.replay,

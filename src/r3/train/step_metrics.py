@@ -42,9 +42,13 @@ def alarms(metrics: Mapping[str, float], answers: int) -> list[str]:
 
 
 def step_metrics(
-    result: StepResult, report: UpdateReport, seconds: Mapping[str, float], reflections: Mapping[str, int]
+    result: StepResult,
+    report: UpdateReport,
+    seconds: Mapping[str, float],
+    reflections: Mapping[str, int],
+    failed: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
-    """All metrics of a step."""
+    """All metrics of a step; `failed` counts the answers on which a reward function failed in its cage, by its name."""
     fresh = result.samples
     plain = [s for s in fresh if s.context.kind == "plain"]
     reflected = [s for s in fresh if s.context.kind == "reflection"]
@@ -57,6 +61,7 @@ def step_metrics(
         **_lift(plain, reflected),
         "reward": _mean(s.reward for s in fresh),
         **{f"reward/{part}": _mean(s.reward_parts.get(part, 0.0) for s in fresh) for part in _parts(fresh)},
+        **{f"reward/{name}/failed": count for name, count in sorted((failed or {}).items())},
         "solve_none": counts["groups/solve_none"] / groups,
         "solve_all": counts["groups/solve_all"] / groups,
         "truncated": _mean(s.truncated for s in fresh),
@@ -119,7 +124,7 @@ def _right_per_1k(samples: Sequence[Sample]) -> float:
 
 
 def _parts(samples: Sequence[Sample]) -> list[str]:
-    return sorted({"correct", "length", "ranking"} | {part for s in samples for part in s.reward_parts})
+    return sorted({"ranking"} | {part for s in samples for part in s.reward_parts})
 
 
 def _mean(values: Iterable[float | bool | None]) -> float:

@@ -206,7 +206,7 @@ def methods_loss(result: StepResult, rows: list[dict[str, Any]]) -> float:
     batch = TokenBatch(
         sequence_T=torch.cat([torch.full((len(o),), i) for i, o in enumerate(old)]),
         behaviour_T=torch.cat(drawn),
-        advantage_S=torch.tensor([w.advantage for w in weighted]),
+        advantage_T=torch.cat([torch.from_numpy(w.advantage_T) for w in weighted]),
         weight_S=torch.tensor([w.weight for w in weighted]),
         origin_S=torch.tensor([ORIGINS.index(w.origin) for w in weighted]),
         other_context_S=torch.tensor([w.other_context for w in weighted]),

@@ -36,7 +36,11 @@ ELSEWHERE = {
     "reinforce++": "the nearest is r3_method='grpo' with scale_rewards='batch'",
     "justrl": "it is TRL's own: r3_method='grpo' with loss_type='dapo' and epsilon_high=0.28",
     "maxrl": "TRL has nothing like it",
+    "rl-zvp": "it gives every token an advantage of its own, and TRL's rows have one for all",
+    "lens": "TRL has nothing like it",
+    "w-reinforce": "TRL has nothing like it",
 }
+NO_RESAMPLING = "TRL cannot sample a batch again: leave out resample, or use r3_method='grpo' with loss_type='dapo'"
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 
 
@@ -128,7 +132,7 @@ def _refuse_idle(args: R3Config, method: MethodSettings) -> None:
     given = _nested(args.r3_overrides if isinstance(args.r3_overrides, dict) else {})
     idle = sorted(set(given) - {"replay", "reflection", "ranking"})
     if "resample" in idle:
-        raise ValueError(f"r3_overrides: {_conflicts(args, method)[0][1]}")
+        raise ValueError(f"r3_overrides: {NO_RESAMPLING}")
     if idle:
         raise ValueError(
             f"r3_overrides: {idle[0]} has no effect, since with replay, reflection and ranking off this is TRL's own "
@@ -140,8 +144,13 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
     """What cannot go together, and the fix of each."""
     return [
         (
+            method.advantage.homogeneous != "none" or method.advantage.baseline == "sign",
+            "r3_overrides: advantage.homogeneous and advantage.baseline='sign' train on groups that this trainer does "
+            "not lay out: leave them out, or use r3 train",
+        ),
+        (
             method.resample.enabled,
-            "TRL cannot sample a batch again: leave out resample, or use r3_method='grpo' with loss_type='dapo'",
+            NO_RESAMPLING,
         ),
         (
             args.loss_type not in NORMALISE,

@@ -107,6 +107,11 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "loss_agg_mode",
         ),
         (
+            settings.advantage.homogeneous != "none" or settings.advantage.baseline == "sign",
+            f"{KEY}.advantage.homogeneous and baseline=sign (rl-zvp, lens, w-reinforce) are of r3 train alone: leave "
+            "them out here",
+        ),
+        (
             settings.resample.enabled,
             f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for "
             "DAPO run verl's own trainer_mode=sync with algorithm.filter_groups",
