@@ -43,6 +43,7 @@ examples:
   r3 train                                    the embedded model on the embedded task, no network, no GPU
   r3 train method=grpo train.steps=20         the same with plain GRPO, for 20 steps
   r3 train recipes/deepscaler-1.5b.yaml       the paper's setting
+  r3 probe RECIPE                             before a long run: which mechanism will pay
   r3 train --resume runs/r3-arithmetic-0      go on with a stopped run
   r3 view runs/r3-arithmetic-0                look at it in a browser, also while it runs
   r3 compare RECIPE --seeds 3 --tokens 1000000    GRPO, DAPO, R³ and its ablations on equal generated tokens

@@ -41,6 +41,12 @@ class Late:
 
     sample: Sample
     right: bool
+    of_all: bool
+    """From the groups that every query got, not from the further ones of the hard."""
+
+
+_Cut = tuple[Group, Sample, bool]
+"""A truncated answer with its group, and whether it is `Late.of_all`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -168,15 +174,16 @@ class _Drawing:
 
     def carry_on(self) -> None:
         """Truncated answers to twice the limit: of queries in a seeded order, every answer of one."""
-        by_query: dict[str, list[tuple[Group, Sample]]] = {}
-        for group in self.drawn.plain_groups:
+        by_query: dict[str, list[_Cut]] = {}
+        for number, group in enumerate(self.drawn.plain_groups):
             for sample in group.samples:
                 if sample.truncated:
-                    by_query.setdefault(group.query.id, []).append((group, sample))
+                    of_all = number < 2 * len(self.drawn.plain)
+                    by_query.setdefault(group.query.id, []).append((group, sample, of_all))
         ids = list(by_query)
         order = np.random.default_rng(seed_of(f"{self.seed}/probe/late")).permutation(len(ids))
         cut = [answer for i in order for answer in by_query[ids[i]]]
-        fitting = [(group, sample) for group, sample in cut if self._fits(group, sample)]
+        fitting = [answer for answer in cut if self._fits(answer[0], answer[1])]
         self.drawn.no_room = len(cut) - len(fitting)
         first = 0
         while fitting and (room := self._room(0, self.limit, first)):
@@ -188,23 +195,23 @@ class _Drawing:
         most = self.parts.policy.max_context
         return most is None or len(group.prompt) + len(sample) + self.limit <= most
 
-    def _carried_on(self, batch: Sequence[tuple[Group, Sample]]) -> list[Late]:
+    def _carried_on(self, batch: Sequence[_Cut]) -> list[Late]:
         """An answer cut at the limit is a prompt like any other; the sampling is the same."""
         started, seed = time.perf_counter(), self._next_seed()
         requests = [
             Request(np.concatenate([group.prompt, sample.tokens]), 1, seed_of(f"{seed}/{index}"))
-            for index, (group, sample) in enumerate(batch)
+            for index, (group, sample, _) in enumerate(batch)
         ]
         responses = sorted(self.parts.engine.generate(requests, self.parts.sampling), key=lambda r: r.request)
         with ThreadPoolExecutor(2) as judges:
             right = list(judges.map(self._finishes_right, batch, responses))
         self._spent("late", (len(response.tokens) for response in responses), started)
-        return [Late(sample, is_right) for (_, sample), is_right in zip(batch, right, strict=True)]
+        return [Late(sample, is_right, of_all) for (_, sample, of_all), is_right in zip(batch, right, strict=True)]
 
-    def _finishes_right(self, answer: tuple[Group, Sample], response: Response) -> bool:
+    def _finishes_right(self, answer: _Cut, response: Response) -> bool:
         if response.finish == "length":
             return False
-        group, sample = answer
+        group, sample, _ = answer
         tokens = [*sample.tokens.tolist(), *response.tokens.tolist()]
         text = self.parts.policy.tokenizer.decode(tokens, skip_special_tokens=True)
         return self.parts.task.judge.judge(group.query, text).right

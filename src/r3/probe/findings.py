@@ -54,7 +54,7 @@ class Limit:
 
     carried_on: int
     finish_right: Estimate | None
-    """Share of truncated answers that are right at twice the limit."""
+    """Share of truncated answers that are right at twice the limit, in the groups that every query got."""
     accuracy: float | None
     """All plain answers', at twice the limit."""
     no_room: int
@@ -217,8 +217,9 @@ def _auc(pairs: Sequence[tuple[float, int]]) -> Estimate | None:
 
 
 def _at_twice(drawn: Drawn, accuracy: float, truncated: float) -> Limit:
-    tried: Counter[str] = Counter(late.sample.query_id for late in drawn.late)
-    right: Counter[str] = Counter(late.sample.query_id for late in drawn.late if late.right)
+    of_all = [late for late in drawn.late if late.of_all]  # the further answers are those of hard queries alone
+    tried: Counter[str] = Counter(late.sample.query_id for late in of_all)
+    right: Counter[str] = Counter(late.sample.query_id for late in of_all if late.right)
     finish_right = estimates.share([right[i] for i in tried], list(tried.values()))
     at_twice = None if finish_right is None else accuracy + truncated * finish_right.value
     return Limit(len(drawn.late), finish_right, at_twice, drawn.no_room)
