@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         ("rollout.temperature=.inf", "rollout.temperature: Input should be a finite number"),
         ("model.lora.alpha=.inf", "model.lora.alpha: Input should be a finite number"),
         ("train.learning_rate=.nan", "train.learning_rate: Input should be"),
-        ('task.path="\\ud800"', "task.path: holds a zero byte or half a character"),
+        ('run.dir="\\ud800"', "run.dir: holds a zero byte or half a character"),
         ("train.steps=" + "9" * 4000, "train.steps: beyond"),
         ("train.steps=" + "9" * 5000, "is not valid YAML"),
         ("train.steps=" + "[" * 2000, "is not valid YAML: nested too deeply"),

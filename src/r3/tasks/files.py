@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -105,6 +106,13 @@ def _selected(queries: list[Query], settings: FileSettings, length: Callable[[Qu
 
 
 def _function(settings: FileSettings) -> FunctionVerifier:
+    if "." not in settings.verifier:
+        near = difflib.get_close_matches(settings.verifier, ("math", "boxed"), n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise TaskError(
+            f"task.verifier={settings.verifier}: neither math nor boxed, nor the dotted path of a function "
+            f"(package.module.function){meant}"
+        )
     try:
         return FunctionVerifier(settings.verifier, caged=settings.caged)
     except VerifierError as error:

@@ -104,7 +104,8 @@ def _model(config: Config, shape: Any) -> PreTrainedModel:
         raise ConfigError(f"model.path={config.model.path}: holds no weights (*.safetensors); get the whole folder")
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(shape)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)
+            return model
     except ValueError as error:
         first = str(error).strip().split("\n")[0]
         raise ConfigError(f"model.path={config.model.path}: cannot be a causal language model ({first})") from error
