@@ -51,7 +51,7 @@ def test_a_dry_run_says_what_sharding_saves(capsys: pytest.CaptureFixture[str]) 
     assert main([*recipe, "train.shard=true"]) == 0
     text = capsys.readouterr().out
     assert "11.42 GB  optimiser (float32 masters and two moments), split over 8 processes" in text  # 7.62 B × 12 / 8
-    assert "in all, for each of 8 processes" in text
+    assert "at most at once in each of 8 processes" in text
     assert main([*recipe, "train.shard=false"]) == 0
     assert "91.39 GB  optimiser" in capsys.readouterr().out
     assert main([*recipe, "train.shard=true", "model.lora.enabled=true"]) == 2
