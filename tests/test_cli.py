@@ -51,7 +51,7 @@ def test_a_dry_run_says_what_sharding_saves(capsys: pytest.CaptureFixture[str]) 
     assert main([*recipe, "train.shard=true"]) == 0
     text = capsys.readouterr().out
     assert "11.42 GB  optimiser (float32 masters and two moments), split over 8 processes" in text  # 7.62 B × 12 / 8
-    assert "in all, for each of 8 processes" in text
+    assert "at most at once in each of 8 processes" in text
     assert main([*recipe, "train.shard=false"]) == 0
     assert "91.39 GB  optimiser" in capsys.readouterr().out
     assert main([*recipe, "train.shard=true", "model.lora.enabled=true"]) == 2
@@ -78,7 +78,11 @@ def test_buffer_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["buffer", "check", str(path)]) == 0
     exported, copy = tmp_path / "out.jsonl", tmp_path / "copy.sqlite"
     assert main(["buffer", "export", str(path), str(exported)]) == 0
-    assert main(["buffer", "import", str(copy), str(exported)]) == 0
+    assert main(["buffer", "import", str(exported), str(copy)]) == 0
+    capsys.readouterr()
+    assert main(["buffer", "import", str(exported), str(copy)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["buffer", "stats", str(tmp_path)]) == 0  # a run directory will do
     with SampleBuffer.open_reader(copy) as other:
         assert other.stats().samples == 9
     damaged = bytearray(path.read_bytes())
@@ -88,6 +92,8 @@ def test_buffer_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["buffer", "check", str(path)]) == 1
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
+    assert main(["buffer", "salvage", str(path), str(tmp_path / "saved.sqlite")]) in (0, 1)
+    assert "Salvaged(" not in capsys.readouterr().out
     assert main(["buffer", "stats", str(tmp_path / "none.sqlite")]) == 1
     assert capsys.readouterr().err.startswith("r3: ")
 

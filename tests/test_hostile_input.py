@@ -46,6 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         ("model.lora.alpha=.inf", "model.lora.alpha: Input should be a finite number"),
         ("train.learning_rate=.nan", "train.learning_rate: Input should be"),
         ('model.path="\\ud800"', "model.path: holds a zero byte or half a character"),
+        ('run.dir="\\ud800"', "run.dir: holds a zero byte or half a character"),
         ("train.steps=" + "9" * 4000, "train.steps: beyond"),
         ("train.steps=" + "9" * 5000, "is not valid YAML"),
         ("train.steps=" + "[" * 2000, "is not valid YAML: nested too deeply"),

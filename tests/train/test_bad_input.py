@@ -40,6 +40,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: in
         ("model.path=/no/such/model", "model.path=/no/such/model: cannot load it"),
         ("task.path=/no/such/file.jsonl", "no file /no/such/file.jsonl; give the path"),
         ("task.question_column=question", "row 1: nothing in column 'question'"),
+        ("task.verifier=maths", "neither math nor boxed, nor the dotted path of a function"),
+        ("task.question_column=question", "task.question_column, task.answer_column"),
         ("task.heldout=12", "nothing is left to train on; lower task.heldout"),
         ("task.verifier=tests.nothing.judge", "task.verifier=tests.nothing.judge: cannot import it"),
         ("rollout.max_tokens=250", "the model's context is 256"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from r3.cli import main
 from r3.train import build
+from tests.tokenizing import char_tokenizer
 from tests.train.test_bad_input import refused
-from tests.train.tiny import overrides, save_model, save_task
+from tests.train.tiny import overrides, run_r3, save_model, save_task
 
 
 def without_weights(folder: Path) -> None:
@@ -103,3 +107,28 @@ def test_what_passes_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "dry run passed" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
     assert main(["train", "--quiet", *given]) == 0
+
+
+def test_its_memory_is_near_what_a_run_takes(tmp_path: Path) -> None:
+    tokenizer = char_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    more = {"rollout__group_size": 8, "method__reflection": "off", "train__steps": 5, "task__heldout": 0}
+    settings = overrides(tmp_path, rollout__max_tokens=32, **more)
+    told = run_r3("train", "--dry-run", *settings).stdout
+    match = re.search(r"([0-9.]+) GB  at most at once", told)
+    assert match is not None
+    run_r3("train", "--quiet", *settings)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    peak = json.loads(lines[-1])["memory/peak_gb"]
+    assert 0.7 < float(match[1]) / peak < 1.3, (told, peak)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,20 @@ def test_bad_input_is_one_line(finished: Path, arguments: list[str], says: str) 
 )  # fmt: skip
 def test_loopback(host: str, local: bool) -> None:
     assert is_loopback(host) is local
+
+
+def test_a_folder_of_runs_is_all_of_them(finished: Path, tmp_path: Path, serve: Serve) -> None:
+    shutil.copytree(finished, tmp_path / "runs" / "b")
+    shutil.copytree(finished, tmp_path / "runs" / "compared" / "a")
+    (tmp_path / "runs" / "notes").mkdir()
+    url = serve(tmp_path / "runs")
+    assert [run["name"] for run in answer(url, "runs")["runs"]] == ["b", "a"]
+    refused = run_r3("view", tmp_path / "runs" / "notes", check=False)
+    assert refused.returncode != 0
+    assert "nor has it runs inside" in refused.stderr
+
+
+def test_the_optimisers_curves_are_there(finished: Path, serve: Serve) -> None:
+    columns = answer(serve(finished), "metrics?run=0")["columns"]
+    for name in ("loss", "grad_norm", "learning_rate", "clip_share/fresh", "kl/fresh"):
+        assert any(value is not None for value in columns[f"update/{name}"])

@@ -14,6 +14,7 @@ EPILOG = """\
 examples:
   r3 view runs/r3-arithmetic-0                         curves, groups, samples, buffer, in a browser
   r3 view runs/r3-arithmetic-0 runs/grpo-arithmetic-0  the same with the curves of two runs over each other
+  r3 view runs/                                        every run in that folder
   r3 view runs/r3-arithmetic-0 --export report.html    one file that opens anywhere, without a network
   r3 view runs/r3-arithmetic-0 --host 0.0.0.0          for other machines: the address printed holds a token
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `r3 view`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN_DIR", help="one run, or several to compare")
+    add("runs", nargs="+", type=Path, metavar="RUN_DIR", help="one run, several to compare, or a folder of runs")
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     add("--port", type=int, default=None, metavar="N", help="port to listen on (6633, or a free one if that is taken)")
     add("--no-browser", action="store_true", help="do not open a browser")

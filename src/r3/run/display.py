@@ -189,12 +189,17 @@ def _number(value: Any) -> float:
 
 def format_value(value: float, missing: str = "-") -> str:
     """
-    >>> [format_value(value) for value in (0.12345, 12345.6, -3.0, float("nan"), float("inf"))]
-    ['0.123', '12,346', '-3.000', '-', 'inf']
+    >>> [format_value(value) for value in (0.12345, 12345.6, 13.083, -3.0, 2e-6, float("nan"), float("inf"))]
+    ['0.123', '12,346', '13.1', '-3.000', '2.0e-06', '-', 'inf']
     """
     if math.isnan(value):
         return missing
-    return f"{value:,.0f}" if abs(value) >= 1000 and math.isfinite(value) else f"{value:.3f}"
+    size = abs(value)
+    if 0 < size < 0.0005:  # a learning rate is not 0.000
+        return f"{value:.1e}"
+    if size < 10 or math.isinf(value):
+        return f"{value:.3f}"
+    return f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -162,7 +162,7 @@ def queries_of(
         whole = asked if isinstance(asked, str) else json.dumps([turn.as_dict() for turn in asked])
         query_id = _query_id(row, columns.id, whole, at)
         if query_id in queries:
-            raise TaskError(f"{at}: id {query_id!r} appears twice; ids must be unique")
+            raise TaskError(f"{at}: id {query_id!r} appears twice; ids must be unique (task.id_column={columns.id})")
         answer = _answer(row, columns, at)
         other, first = answers.setdefault(whole, (answer, number))
         if other != answer:
@@ -203,7 +203,7 @@ def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ..
     if value is None or (isinstance(value, str) and not value.strip()):
         raise TaskError(
             f"{where}: nothing in column {column!r} (there are {', '.join(map(str, row))[:300]}); "
-            "name the columns of the question and the answer"
+            "name the columns of the question and the answer: task.question_column, task.answer_column"
         )
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise TaskError(f"{where}: a {type(value).__name__} in column {column!r}; write it as text")
@@ -224,7 +224,9 @@ def _query_id(row: Mapping[str, Any], column: str, problem: str, where: str) -> 
     if given is None or given == "":
         return hashlib.sha1(problem.encode()).hexdigest()[:16]
     if not isinstance(given, str | int):
-        raise TaskError(f"{where}: a {type(given).__name__} in column {column!r}; an id is a text or a whole number")
+        raise TaskError(
+            f"{where}: a {type(given).__name__} in column {column!r} (task.id_column); an id is a text or a number"
+        )
     return _whole(str(given), column, where)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def _judge(settings: FileSettings) -> Judge:
         return MathVerifier()
     if settings.verifier == "boxed":
         return PlainJudge(boxed_verdict)
+    if "." not in settings.verifier:
+        near = difflib.get_close_matches(settings.verifier, ("math", "boxed"), n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise TaskError(
+            f"task.verifier={settings.verifier}: neither math nor boxed, nor the dotted path of a function "
+            f"(package.module.function){meant}"
+        )
     try:
         return FunctionJudge(settings.verifier, caged=settings.caged, setting="task.caged=true")
     except VerifierError as error:

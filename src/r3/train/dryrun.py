@@ -12,7 +12,7 @@ from r3.config import Config
 from r3.errors import ConfigError, MissingData, RunError
 from r3.policy.adapters import adapters_in
 from r3.policy.head import chunk_size
-from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, resolve
+from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, pick_dtype, resolve
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.vllm.common import check_version, installed_version
 from r3.run.directory import check_folder
@@ -27,6 +27,7 @@ from r3.train.build import (
     prompt_length,
 )
 from r3.train.session import run_path, total_steps
+from r3.train.step_metrics import peak_memory_gb
 
 # Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
 _QWEN = {
@@ -200,33 +201,63 @@ def _on(enabled: bool) -> str:
 
 
 def _memory(config: Config, shape: Any, parameters: int, trained: int, processes: int, prompt: int) -> list[str]:
-    """Bytes by what they are for: weights, gradients, optimiser, activations, logits, cache."""
+    """Bytes by what they are for, and the most that is held at once: rollout and update take turns."""
     shards = processes if config.train.shard else 1
-    text = shape.get_text_config()
-    width = 4 if config.model.dtype == "float32" else 2
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    cache_token = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * width
-    responses = config.train.queries_per_step * config.rollout.group_size
-    rows = min(config.rollout.max_rows, -(-responses // processes))
-    most = -(-responses // processes) * (config.rollout.max_tokens + prompt)  # a batch may be less than its budget
+    device, width = pick_device(config.model), _width(config)
+    here = device.type == "cpu" and width == 4
+    responses = -(-config.train.queries_per_step * config.rollout.group_size // processes)
+    most = responses * (config.rollout.max_tokens + prompt)  # a batch may be less than a micro-batch holds
     budget = min(most, max(config.train.tokens_per_microbatch, config.rollout.max_tokens))
-    # With checkpointing a layer keeps its input; without, about 16 tensors of hidden size and 3 of the MLP's.
-    per_layer = 1 if config.model.gradient_checkpointing else 16 + 3 * text.intermediate_size / text.hidden_size
-    activations = budget * text.hidden_size * text.num_hidden_layers * per_layer * width
-    device = pick_device(config.model)
-    chunk = min(budget, chunk_size(text.vocab_size, device))
-    logits = 3 * 4 if device.type == "cpu" else 2 * width  # eager float32 copies; compiled, logits and their gradient
-    masters_are_weights = width == 4 and shards == 1
+    rows = min(config.rollout.max_rows, responses)
     split = f", split over {shards} processes" if shards > 1 else ""
     longest = max(config.rollout.max_tokens, config.evaluation_limit)
-    parts = {
+    masters_are_weights = width == 4 and shards == 1
+    always = {
+        "Python, torch and transformers": peak_memory_gb() * 1e9 if here else 0,
         "weights": parameters * width,
-        f"gradients (float32){split}": trained * 4 / shards,
-        f"optimiser (float32 masters and two moments){split}": trained * (8 if masters_are_weights else 12) / shards,
-        f"activations of {budget:,} tokens (estimate)": activations,
-        f"logits of {chunk} positions": logits * chunk * text.vocab_size,
-        f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * cache_token,
+        f"optimiser ({'' if masters_are_weights else 'float32 masters and '}two moments){split}": trained
+        * (8 if masters_are_weights else 12)
+        / shards,
     }
+    update = {
+        f"gradients (float32){split}": trained * 4 / shards,
+        f"activations of {budget:,} tokens (estimate)": _activations(config, shape, budget) * width,
+        **_logits(shape, device, budget, width),
+    }
+    rollout = {f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * _cache(shape) * width}
+    parts = {name: size for name, size in (always | update | rollout).items() if size}
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
-    where = "in all" if processes == 1 else f"in all, for each of {processes} processes"
-    return [*lines, f"memory     {sum(parts.values()) / 1e9:8.2f} GB  {where}"]
+    held = sum(always.values()) + max(sum(update.values()), sum(rollout.values()))
+    where = "" if processes == 1 else f" in each of {processes} processes"
+    return [
+        *lines,
+        f"memory     {held / 1e9:8.2f} GB  at most at once{where} (the cache is free while the policy is updated)",
+    ]
+
+
+def _width(config: Config) -> int:
+    """Bytes of a weight: as here, but as on a card for the published shapes, which nobody trains without one."""
+    if config.model.dtype == "auto" and config.model.path in KNOWN_SHAPES:
+        return 2
+    return pick_dtype(config.model, pick_device(config.model)).itemsize
+
+
+def _activations(config: Config, shape: Any, tokens: int) -> float:
+    """Numbers kept for the backward: a layer's input, or without checkpointing 16 of its size and 3 of the MLP's."""
+    text = shape.get_text_config()
+    per_layer = 1 if config.model.gradient_checkpointing else 16 + 3 * text.intermediate_size / text.hidden_size
+    return float(tokens * text.hidden_size * text.num_hidden_layers * per_layer)
+
+
+def _logits(shape: Any, device: torch.device, tokens: int, width: int) -> dict[str, int]:
+    vocabulary = shape.get_text_config().vocab_size
+    chunk = min(tokens, chunk_size(vocabulary, device))
+    copies = 3 * 4 if device.type == "cpu" else 2 * width  # eager float32 copies; compiled, logits and their gradient
+    return {f"logits of {chunk} positions": copies * chunk * vocabulary}
+
+
+def _cache(shape: Any) -> int:
+    """Numbers that a token has in the cache."""
+    text = shape.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * text.num_key_value_heads * head_dim)

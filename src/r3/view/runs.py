@@ -24,6 +24,8 @@ PEAK_FRACTION = 0.2
 """SERR's p where the run's config does not say."""
 _QUIET = 0.2
 """Seconds without a question before indexing goes on."""
+MOST = 32
+"""Runs that are looked at together: each has a colour and an index in memory."""
 _TRACES = ("run.json", "metrics.jsonl", "rollouts", "buffer.sqlite", "config.yaml")
 
 
@@ -135,17 +137,41 @@ class ViewedRun:
 
 def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
     """The runs, under names that tell them apart; `ViewError` for a path where no run ever was."""
-    folders = [Path(path) for path in paths]
+    folders = [folder for path in paths for folder in _runs_in(Path(path))]
     for folder in folders:
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "no such directory"
             raise ViewError(f"{folder}: {what}; give the run.dir of a run, e.g. runs/r3-arithmetic-0")
-        if not any((folder / name).exists() for name in _TRACES):
-            raise ViewError(f"{folder}: not a run directory (it has no run.json); give the run.dir of a run")
+        if not _holds_a_run(folder):
+            raise ViewError(
+                f"{folder}: not a run directory (it has no run.json), nor has it runs inside; give a run.dir"
+            )
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     return [ViewedRun(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself, or the runs in it and in its folders where it is none, by name."""
+    if not folder.is_dir() or _holds_a_run(folder):
+        return [folder]
+    inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    runs = [run for entry in inside for run in ([entry] if _holds_a_run(entry) else _runs_below(entry))]
+    if len(runs) > MOST:
+        raise ViewError(f"{folder}: holds {len(runs)} runs, and {MOST} can be looked at together; name some of them")
+    return runs or [folder]
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and _holds_a_run(entry))
+    except OSError:  # somebody else's
+        return []
+
+
+def _holds_a_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _TRACES)
 
 
 class Indexer(threading.Thread):

@@ -12,6 +12,8 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
+from r3.config import validate_as
+from r3.errors import ConfigError
 from r3.method.settings import MethodSettings
 
 # How each of TRL's losses weighs a token, in the words of r3's objective. `luspo` sums over a row: a constant of 1.
@@ -114,7 +116,10 @@ class R3Config(GRPOConfig):
             constant = 1 if self.loss_type == "luspo" else self.max_completion_length
             normalised = {"normalise": NORMALISE[self.loss_type], "constant_length": constant}
             overrides["objective"] = {**_section(overrides, "objective"), **normalised}
-        settings = MethodSettings.model_validate({"name": self.r3_method, **overrides})
+        try:
+            settings = validate_as(MethodSettings, {"name": self.r3_method, **overrides}, under="r3_overrides")
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("r3_overrides.name:", "r3_method:")) from error
         if not self.mask_truncated_completions:
             return settings
         if settings.ranking.enabled:

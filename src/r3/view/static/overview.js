@@ -80,6 +80,28 @@ const LINES = [
       ["update/ess/reflection", "reflection"],
     ],
   },
+  { title: "Loss", note: "of the update", parts: [["update/loss", "loss"]] },
+  { title: "Gradient norm", note: "before clipping", parts: [["update/grad_norm", "gradient norm"]] },
+  {
+    title: "Clipped tokens",
+    note: "share",
+    format: percent,
+    parts: [
+      ["update/clip_share/fresh", "fresh"],
+      ["update/clip_share/replayed", "replayed"],
+      ["update/clip_share/reflection", "reflection"],
+    ],
+  },
+  {
+    title: "KL",
+    note: "to the policy that sampled",
+    parts: [
+      ["update/kl/fresh", "fresh"],
+      ["update/kl/replayed", "replayed"],
+      ["update/kl/reflection", "reflection"],
+    ],
+  },
+  { title: "Learning rate", parts: [["update/learning_rate", "learning rate"]] },
   { title: "Tokens per second", parts: [["tokens_per_second", "generated"]] },
 ];
 const STAGES = ["rollout", "update", "method", "history", "buffer", "prompts"];
