@@ -151,7 +151,7 @@ def validate_as(tree: type[Tree], given: Mapping[str, Any], under: str = "") -> 
 def apply_override(given: dict[str, Any], override: str) -> None:
     """Set one dotted key in a plain mapping.
 
-    `method=grpo` picks a preset: what it governs (`presets.GOVERNED`) starts from it anew, whatever stood there before;
+    `method=grpo` picks a preset: what it governs (`presets.governed`) starts from it anew, whatever stood there before;
     the section's other settings stay, and later overrides lie over it. So does `method.objective=gspo`.
     """
     key, equals, text = override.partition("=")
