@@ -253,7 +253,7 @@ def _advantages(
     """Eq. 3 or what the settings have in its place; a batch's standard deviation is divided by later."""
     options = settings.advantage
     if options.baseline == "sign":
-        return signed([bool(sample.outcome) for sample in samples], options.right_weight)
+        return _capped(signed([bool(sample.outcome) for sample in samples], options.right_weight), options.cap)
     scale, cap = options.scale, options.cap
     if scale == "batch_std":  # what it is divided by, only the whole batch tells (`_over_batch`)
         scale, cap = "none", None
