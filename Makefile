@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help setup demo nano compare results test lint format types pytest torture browser test-gpu verl-env test-verl vllm-env \
-  test-vllm clean
+  test-vllm test-trl-oldest clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -91,6 +91,18 @@ test-vllm: vllm-env ## the vLLM engines with the real vLLM on a CPU: in the trai
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
 	  tests/rollout/vllm
 
+# The oldest TRL that the adapter takes, before the newest, which .venv has.
+TRL_OLDEST := .trl-oldest
+
+$(TRL_OLDEST)/.ready: pyproject.toml $(READY)
+	rm -rf $(TRL_OLDEST)
+	$(BIN)/pip install --quiet --no-deps --target $(TRL_OLDEST) 'trl==1.14.2'
+	touch $@
+
+test-trl-oldest: $(TRL_OLDEST)/.ready ## the TRL adapter's tests with the oldest TRL that it takes
+	PYTHONPATH=$(TRL_OLDEST) $(BIN)/pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_trl_chat.py \
+	  tests/integrations/test_contract.py
+
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
 
@@ -104,4 +116,4 @@ browser: ## install Debian's Chromium where there is none and we are root: the t
 	fi
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VERL) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) $(VLLM) $(TRL_OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis

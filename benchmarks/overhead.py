@@ -77,8 +77,8 @@ def embedded_trainer(options: argparse.Namespace, method: str, folder: Path) -> 
     return Trainer(
         config,
         QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs),
-        Sampler(parts.engine, parts.task, tokenizer, parts.sampling, config.reward, group),
-        Algorithm(config.method, buffer, tokenizer, seed=config.run.seed),
+        Sampler(parts.engine, parts.task, tokenizer, parts.sampling, config.settled().reward, group),
+        Algorithm(config.settled().method, buffer, tokenizer, seed=config.run.seed),
         updater,
     )
 
@@ -118,9 +118,8 @@ def measure(options: argparse.Namespace, write: Callable[[Row], None]) -> None:
                 if metrics["epoch"] >= 2:
                     write({"engine": method, **facts(result, metrics)})
         for trainer in trainers.values():
-            trainer.sampler.close()
             trainer.algorithm.buffer.close()
-            trainer.sampler.task.close()
+            trainer.sampler.task.judge.close()
 
 
 def facts(result: StepResult, metrics: Row) -> Row:

@@ -18,11 +18,11 @@ from r3.method.settings import MethodSettings
 from r3.rollout import Engine, Request, Response, Sampling
 from r3.rollout.settings import RolloutSettings
 from r3.samples import Query
-from r3.tasks.base import Verdict
 from r3.train.loop import Trainer
 from r3.train.sampler import Sampler
 from r3.train.settings import TrainSettings
 from r3.train.stream import QueryStream
+from r3.verify.base import Judge, PlainJudge, Verdict
 from work import Work, lognormal
 
 LUCK = 1 / 32
@@ -66,12 +66,13 @@ class Checksum:
     name: str = "checksum"
     heldout: Sequence[Query] = ()
 
-    def verify(self, query: Query, completion: str) -> Verdict:
+    @property
+    def judge(self) -> Judge:
+        return PlainJudge(self._verdict)
+
+    def _verdict(self, query: Query, completion: str) -> Verdict:
         assert isinstance(query.prompt, str)
         return Verdict(bool(is_right(query.prompt, completion, hard=self.hard, luck=LUCK)), "checksum")
-
-    def close(self) -> None:
-        pass
 
 
 def make_trainer(
@@ -102,7 +103,7 @@ def make_trainer(
     return Trainer(
         config,
         QueryStream(task.train, seed=0, epochs=1000),
-        Sampler(forced, task, tokenizer, sampling, config.reward, group),
-        Algorithm(config.method, SampleBuffer(folder / "buffer.sqlite"), tokenizer),
+        Sampler(forced, task, tokenizer, sampling, config.settled().reward, group),
+        Algorithm(config.settled().method, SampleBuffer(folder / "buffer.sqlite"), tokenizer),
         make_updater(model, tokenizer, tokens, learning_rate),
     )

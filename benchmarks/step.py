@@ -116,7 +116,6 @@ def measure_ours(options: argparse.Namespace, engine: str) -> Row:
             steps.append(
                 {"seconds": times["step"], "rollout_s": times["rollout"], "update_s": times["update"], "tokens": tokens}
             )
-        trainer.sampler.close()
         trainer.algorithm.buffer.close()
     return row(engine, options, steps)
 

@@ -90,3 +90,39 @@ def test_buffer_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Traceback" not in captured.err
     assert main(["buffer", "stats", str(tmp_path / "none.sqlite")]) == 1
     assert capsys.readouterr().err.startswith("r3: ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["tra"], {"train"}),
+        (["train", "--dry"], {"--dry-run"}),
+        (["train", "method.replay.k"], {"method.replay.k="}),
+        (["models", "f"], {"fetch"}),
+        (["recipes", "c"], {"copy"}),
+        (["view", "--exp"], {"--export"}),
+        (["train", "task.caged=t"], set()),
+    ],
+)
+def test_bash_completes_commands_options_and_settings(typed: list[str], offered: set[str]) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "r3", "completion", "bash"], capture_output=True, text=True, check=True
+    )
+    words = " ".join(f"'{word}'" for word in ["r3", *typed])
+    ask = f"\nCOMP_WORDS=({words}); COMP_CWORD={len(typed)}; _r3; printf '%s\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", script.stdout + ask], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered
+
+
+def test_the_doctor_tells_versions_devices_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("R3_DATA", str(tmp_path))
+    (tmp_path / "train_gsm8k.jsonl").write_text("")
+    assert main(["doctor"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["r3"] == __version__
+    assert {"python", "torch", "transformers", "engines", "processors"} <= lines.keys()
+    assert lines["verifier"] == "works (match)"
+    assert lines["vllm"].startswith("not installed (pip install") or lines["vllm"][0].isdigit()
+    assert "gsm8k" in lines["data"]

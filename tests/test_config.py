@@ -31,6 +31,7 @@ def test_print_config_reads_back_to_the_same_config() -> None:
         ["method=dapo"],
         ["method=maxrl", "method.objective=gspo", "task.size=3"],
         ["method.objective=dapo", "method.replay=off", "reward.overlong=off"],
+        ["task.name=file", "task.path=problems.jsonl", "model.path=my-model"],
     ],
 )
 def test_only_what_differs_reads_back_to_the_same_config(overrides: list[str]) -> None:

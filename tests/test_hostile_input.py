@@ -80,7 +80,7 @@ def test_recipes_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         ([{"problem": "  ", "answer": "1"}], "row 1: nothing in column 'problem'"),
         ([{"problem": "1?", "answer": " "}], "row 1: nothing in column 'answer'"),
-        ([{"problem": ["1?"], "answer": "1"}], "row 1: a list in column 'problem'"),
+        ([{"problem": ["1?"], "answer": "1"}], "row 1, column 'problem': a list, but not of messages"),
         ([{"problem": "1?", "answer": float("nan")}], "row 1: nan in column 'answer'"),
         ([{"problem": "1\ud800", "answer": "1"}], "half a character (a lone surrogate) in column 'problem'"),
         ([{"problem": "1?", "answer": "1\ud800"}], "half a character (a lone surrogate) in column 'answer'"),

@@ -1,6 +1,6 @@
 """Make the lift bed's model: a wrong attempt in its prompt helps it, as it hardly ever helps a small model.
 
-    python -m tools.make_lift --out src/r3/embedded/lift
+    python -m tools.make_lift --out recipes/lift-model
 
 Reflection can only pay where a model does better after seeing a past failure ("lift"). The bundled model does not: on
 sums that it never solves in 16 tries, a plain answer and a reflection answer are right equally seldom. This one is the
@@ -74,8 +74,8 @@ def main() -> None:
     """Teach, save and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("lift"))
-    parser.add_argument("--drop-carry", type=float, default=0.8)
-    parser.add_argument("--retry-slips", type=float, default=0.1)
+    parser.add_argument("--drop-carry", type=float, default=0.92)
+    parser.add_argument("--retry-slips", type=float, default=0.03)
     parser.add_argument("--steps", type=int, nargs=2, default=(500, 600))
     parser.add_argument("--measure", type=Path, metavar="DIR", help="only measure the model in this folder")
     arguments = parser.parse_args()

@@ -108,9 +108,11 @@ def _overview(every: Sequence[tuple[str, Comparison]]) -> str:
         methods = ("grpo", "replay-only", "r3")
         finals = [percent(c.final(method, "pass@1")) if method in c.names else "–" for method in methods]
         tokens = ["–" if ratio is None else times(ratio) for ratio in (_ratio(c, other) for other in REFERENCES)]
+        if "dapo" in c.names and c.masked("dapo"):
+            tokens[1] += " (masked)"
         rows.append([f"[{title_of(name)}](results/{name}.md)", seeds, *finals, *tokens])
     header = ["comparison", "seeds", "final, grpo", "final, replay-only", "final, r3"]
-    header += ["R³'s tokens to grpo's final", "R³'s tokens to that of dapo (truncated masked)"]
+    header += ["R³'s tokens to grpo's final", "R³'s tokens to that of dapo"]
     return markdown_table(Table("", header, rows, ""))
 
 
@@ -167,7 +169,7 @@ def draw_overview(path: Path) -> None:
     with _canvas("overview", (9.0, 0.34 * len(every) + 1.2)) as canvas:
         axes = canvas.add_subplot()
         for colour, shift, other in (("#1f77b4", -0.13, "grpo"), ("#ff7f0e", 0.13, "dapo")):
-            label = "GRPO's tokens" if other == "grpo" else "DAPO's, truncated answers masked (not as published)"
+            label = "GRPO's tokens" if other == "grpo" else "DAPO's (all but the first row: truncated answers masked)"
             axes.plot([], [], "o", color=colour, label=f"share of {label}")
             for y, low, value, high, filled in _bars(every, other, shift):
                 axes.plot([low, min(high, SHOWN)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")

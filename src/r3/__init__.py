@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from r3.algorithm import Algorithm, Asked, Prompt
+    from r3.api import Run, train
     from r3.buffer import SampleBuffer, SampleBufferError
     from r3.method.advantage import group_advantages
     from r3.method.objective import TokenBatch, policy_loss
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
     from r3.method.settings import MethodSettings
     from r3.method.step import StepResult, WeightedSample, step
     from r3.samples import Context, Group, Message, Query, Sample
+    from r3.train.callbacks import Callback
 
 _HOME = {
     "Algorithm": "r3.algorithm",
     "Asked": "r3.algorithm",
+    "Callback": "r3.train.callbacks",
     "Context": "r3.samples",
     "Group": "r3.samples",
     "Message": "r3.samples",
     "MethodSettings": "r3.method.settings",
     "Prompt": "r3.algorithm",
     "Query": "r3.samples",
+    "Run": "r3.api",
     "Sample": "r3.samples",
     "SampleBuffer": "r3.buffer",
     "SampleBufferError": "r3.buffer",
@@ -45,17 +49,20 @@ _HOME = {
     "reflection_prompt": "r3.method.reflection",
     "step": "r3.method.step",
     "structural_entropy_rewards": "r3.method.ranking",
+    "train": "r3",
 }
 
 __all__ = [
     "Algorithm",
     "Asked",
+    "Callback",
     "Context",
     "Group",
     "Message",
     "MethodSettings",
     "Prompt",
     "Query",
+    "Run",
     "Sample",
     "SampleBuffer",
     "SampleBufferError",
@@ -71,12 +78,15 @@ __all__ = [
     "reflection_prompt",
     "step",
     "structural_entropy_rewards",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'r3' has no attribute {name!r}")
+    if name == "train":  # the package of that name, which can be called
+        return importlib.import_module("r3.train")
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value

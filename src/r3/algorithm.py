@@ -116,7 +116,7 @@ class Algorithm:
         """Of a run before this one, whose successes may be replayed where this one has too few; only read."""
         self.tokenizer = tokenizer
         self.seed = seed
-        self._plain_tokens: dict[PromptText, IntArray] = {}
+        self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
         self._was_paused = False
 
     # ---------------------------------------------------------------- ask
@@ -138,9 +138,10 @@ class Algorithm:
         ]
 
     def _tokens(self, query: Query) -> IntArray:
-        if query.prompt not in self._plain_tokens:
-            self._plain_tokens[query.prompt] = plain_prompt(query, self.tokenizer)
-        return self._plain_tokens[query.prompt]
+        asked = query.prompt, repr(query.chat_options)
+        if asked not in self._plain_tokens:
+            self._plain_tokens[asked] = plain_prompt(query, self.tokenizer)
+        return self._plain_tokens[asked]
 
     def _reflection_prompts(self, plain: Sequence[Prompt], step: int) -> tuple[list[Prompt], Counter[str]]:
         """The reflection prompts of the hard queries; and how often they could be built, and why not."""

@@ -21,9 +21,11 @@ from r3.errors import DIVERGED, FAILED, SIGNALS, R3Error
 
 COMMANDS = {
     "train": "train a policy with R³, GRPO, DAPO or another method",
+    "recipes": "the recipes that come with r3: list them, copy one to run and change it",
     "methods": "the methods that there are, what each needs, where it comes from",
     "sft": "a supervised warm start on written solutions, before r3 train",
     "eval": "pass@k of a model, or of saved responses, on benchmarks",
+    "probe": "before a long run: which mechanism will pay on this model and data",
     "compare": "methods against each other on equal budgets of generated tokens",
     "models": "models without a model hub: list, fetch, make",
     "verify": "judge maths answers: JSON lines in, JSON lines out",
@@ -31,6 +33,8 @@ COMMANDS = {
     "buffer": "look at, check or copy a sample buffer",
     "view": "look at runs in a browser: curves, groups, samples, buffer",
     "show": "look at a run in the terminal",
+    "doctor": "what is installed and usable here, for bug reports",
+    "completion": "completion for bash and zsh",
 }
 """Each is a module of r3.commands, which says what its options are and what it does."""
 

@@ -6,7 +6,9 @@ Unknown keys are refused with the nearest valid one, bad values with the reason;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ from r3.policy.settings import ModelSettings
 from r3.rollout.settings import RolloutSettings
 from r3.run.settings import RunSettings
 from r3.settings import Settings
+from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
 from r3.yaml_text import load_yaml
@@ -74,6 +77,16 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _a_mean_has_no_penalties(self) -> Config:
+        penalties = [reward.called for reward in self.task.rewards if reward.weight < 0]
+        if self.method.advantage.scale == "mean" and penalties:
+            raise ValueError(
+                f"method.advantage.scale=mean divides by the mean reward, and task.rewards takes from it "
+                f"({', '.join(penalties)}): give weights of 0 or more, or set another scale"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_needs_an_end(self) -> Config:
         if self.train.tokens is not None and self.train.decay != "constant":
             raise ValueError(
@@ -81,6 +94,11 @@ class Config(Settings):
                 "set train.decay=constant, or train.steps instead of train.tokens"
             )
         return self
+
+    @property
+    def evaluation_limit(self) -> int:
+        """Tokens that a held-out answer may have."""
+        return self.evaluate.max_tokens or self.rollout.max_tokens
 
     def settled(self) -> Config:
         """With everything filled in that one section leaves to another: what a run computes with.
@@ -91,23 +109,66 @@ class Config(Settings):
         if objective.constant_length is None:
             objective = objective.model_copy(update={"constant_length": self.rollout.max_tokens})
         method = self.method.model_copy(update={"objective": objective})
-        return self.model_copy(update={"method": method, "reward": self.reward.of(method.name)})
+        reward = self.reward
+        if self.task.rewards and reward.length_bonus == "auto":  # the bonus is a part of the paper's own reward
+            reward = reward.model_copy(update={"length_bonus": False})
+        return self.model_copy(update={"method": method, "reward": reward.of(method.name)})
 
 
-def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The config of a recipe file with `key=value` overrides on top.
+PATHS = ("model.path", "task.path", "task.heldout_path", "task.pass_rates_from", "task.retries_from")
+"""Settings that may name a file or folder to read."""
+
+
+def load_config(recipe: Path | Mapping[str, Any] | None, overrides: Iterable[str | tuple[str, Any]] = ()) -> Config:
+    """The config of a recipe (a file, or its content) with overrides on top: `key=value`, or a key and its value.
 
     Without a recipe it is the embedded default; but settings that name another model or task start from the general
     defaults, since what suits the small bundled model (its learning rate, its length limit) suits no other.
     """
-    if recipe is not None:
-        given = read_recipe(recipe)
+    settings = [split_override(given) if isinstance(given, str) else given for given in overrides]
+    if isinstance(recipe, Path):
+        given = locate(read_recipe(recipe), recipe.parent)
+    elif recipe is not None:
+        given = copy.deepcopy(dict(recipe))
     else:
-        own = {override.partition("=")[0].strip() for override in overrides} & {"model.path", "task.name"}
-        given = {} if own else embedded_recipe()
-    for override in overrides:
-        apply_override(given, override)
-    return validate(given)
+        given = {} if {key for key, _ in settings} & {"model.path", "task.name"} else embedded_recipe()
+    for key, value in settings:
+        set_value(given, key, value)
+    return _with_folders(validate(given), recipe if isinstance(recipe, Path) else None)
+
+
+def _with_folders(config: Config, recipe: Path | None) -> Config:
+    """With the folders that the task's functions are looked for in, so that a resume from elsewhere finds them."""
+    task = config.task
+    if not task.own_functions or task.functions_in:
+        return config
+    folders = [*([] if recipe is None else [recipe.resolve().parent]), Path.cwd()]
+    names = list(dict.fromkeys(str(folder) for folder in folders))
+    return config.model_copy(update={"task": task.model_copy(update={"functions_in": names})})
+
+
+def locate(given: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Put the folder before relative paths where it holds what they name.
+
+    What is not there may be a name (of a set, of a model on the hub), or lie in another folder: it stays as it is.
+    """
+    for key in PATHS:
+        section, _, name = key.partition(".")
+        below = given.get(section)
+        value = below.get(name) if isinstance(below, dict) else None
+        named = value in SETS or value == "embedded"
+        if isinstance(below, dict) and isinstance(value, str) and not named and _is_at(folder, value):
+            below[name] = os.path.normpath(folder / value)  # the same path, however it was reached
+    return given
+
+
+def _is_at(folder: Path, name: str) -> bool:
+    """Whether the folder holds it; a name may end in {seed}, which is filled in later."""
+    path = folder / name.partition("{")[0]
+    try:
+        return bool(name) and (path.exists() if "{" not in name else path.parent.exists() and "/" in name)
+    except (OSError, ValueError):  # too long for a name, or a zero byte in it
+        return False
 
 
 def embedded_recipe() -> dict[str, Any]:
@@ -148,19 +209,22 @@ def validate_as(tree: type[Tree], given: Mapping[str, Any], under: str = "") -> 
         raise ConfigError("\n".join(prefix + explain(dict(problem), tree) for problem in error.errors())) from error
 
 
-def apply_override(given: dict[str, Any], override: str) -> None:
+def split_override(override: str) -> tuple[str, Any]:
+    """The key and the value of `key=value`."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"an override is written key=value, e.g. method.replay=off, not {override!r}")
+    value = load_yaml(text, f"{key}={text[:200]}") if text else None
+    return key.strip(), _number(value) if isinstance(value, str) else value
+
+
+def set_value(given: dict[str, Any], key: str, value: Any) -> None:
     """Set one dotted key in a plain mapping.
 
     `method=grpo` picks a preset: what it governs (`presets.governed`) starts from it anew, whatever stood there before;
     the section's other settings stay, and later overrides lie over it. So does `method.objective=gspo`.
     """
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"an override is written key=value, e.g. method.replay=off, not {override!r}")
-    value = load_yaml(text, f"{key}={text[:200]}") if text else None
-    if isinstance(value, str):
-        value = _number(value)
-    *sections, last = key.strip().split(".")
+    *sections, last = key.split(".")
     place = given
     for section in sections:
         below = place.get(section)
@@ -174,7 +238,7 @@ def apply_override(given: dict[str, Any], override: str) -> None:
         place[last]["enabled" if isinstance(value, bool) else "name"] = value
     else:
         place[last] = value
-    if key.strip() in ("task", "task.name") and isinstance(given["task"], dict):
+    if key in ("task", "task.name") and isinstance(given["task"], dict):
         given["task"] = of_its_family(given["task"])
 
 
@@ -211,6 +275,19 @@ def changes(config: Config) -> str:
     return describe(config, beside=Config().model_copy(update={"method": beside}))
 
 
-def dump(config: Config) -> str:
-    """The resolved config as plain YAML, as a run directory keeps it."""
-    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+def dump(config: Config, folder: Path | None = None) -> str:
+    """The resolved config as plain YAML. A run directory keeps it with paths that hold from wherever it is resumed."""
+    tree = config.model_dump(mode="json")
+    if folder is not None:
+        locate(tree, Path.cwd())
+        _inside(tree, folder.absolute())
+    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+def _inside(tree: dict[str, Any], folder: Path) -> None:
+    """Write paths inside the folder relative to it, so that it can be moved."""
+    for key in PATHS:
+        section, _, name = key.partition(".")
+        value = tree[section].get(name)
+        if value and Path(value).is_relative_to(folder):
+            tree[section][name] = str(Path(value).relative_to(folder))

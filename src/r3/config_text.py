@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 
@@ -73,6 +73,39 @@ def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
             yield from _all_keys(below, f"{prefix}{name}.")
 
 
+def all_keys(tree: type[BaseModel]) -> list[str]:
+    """Every dotted key that a tree of settings knows."""
+    return [key for key, _ in _all_keys(tree)]
+
+
+def schema(tree: type[BaseModel]) -> dict[str, Any]:
+    """The tree as a JSON schema for editors, with the short forms of sections (`replay: off`, `method: grpo`)."""
+    whole = tree.model_json_schema()
+    for section in _all_sections(tree):
+        definition = whole["$defs"][section.__name__]
+        short = [value for value in (True, False, "on", "off") if _accepts(section, value)]
+        names = definition["properties"].get("name", {}).get("enum", [])
+        short += [name for name in names if _accepts(section, name)]
+        if short:
+            whole["$defs"][section.__name__] = {"anyOf": [definition, {"enum": short}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "title": "A recipe of r3"}
+
+
+def _accepts(section: type[BaseModel], value: Any) -> bool:
+    try:
+        section.model_validate(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _all_sections(tree: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for field in tree.model_fields.values():
+        for section in _sections(field).values():
+            yield section
+            yield from _all_sections(section)
+
+
 def _sections(field: FieldInfo) -> dict[str, type[BaseModel]]:
     """The kinds of section that a field may hold, by the tag that pydantic tells them apart by; most have one kind."""
     kinds = get_args(field.annotation) or (field.annotation,)
@@ -92,6 +125,8 @@ def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = 
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         other = None if beside is None else getattr(beside, name)
+        if isinstance(value, BaseModel) and type(other) is not type(value):  # another kind of section is all different
+            other = None
         if beside is not None and value == other:
             continue
         if isinstance(value, BaseModel):

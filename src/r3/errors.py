@@ -30,5 +30,9 @@ class TaskError(R3Error, ValueError):
     exit_code = BAD_INPUT
 
 
+class MissingData(TaskError):
+    """A data set that is known, but not on this machine."""
+
+
 class RunError(R3Error, RuntimeError):
     """One line that names the path and the fix. What was already in the run directory is untouched."""

@@ -32,6 +32,10 @@ class Message:
     role: str
     content: str
 
+    def as_dict(self) -> dict[str, str]:
+        """The turn as chat templates and data files have it."""
+        return {"role": self.role, "content": self.content}
+
 
 PromptText = str | tuple[Message, ...]
 """A prompt before it is tokenized: plain text, or the turns of a chat."""
@@ -48,6 +52,10 @@ class Query:
     prompt: PromptText
     answer: str = ""
     columns: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    instruction: str = ""
+    """What stands behind the question in the prompt, so that a reflection prompt can ask for it again."""
+    chat_options: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    """What the chat template gets besides the turns, e.g. {'enable_thinking': False}."""
 
     def __post_init__(self) -> None:
         if not self.id:

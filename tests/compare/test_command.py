@@ -20,7 +20,7 @@ from r3.compare.records import condense, read_records
 from r3.compare.report import markdown
 from r3.compare.runner import held
 from r3.run import RunError
-from r3.view.metrics import MetricsTail
+from r3.view.columns import MetricsTail
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900

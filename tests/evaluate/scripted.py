@@ -9,6 +9,7 @@ import numpy as np
 from r3.evaluate.run import Benchmark
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import IntArray, Query
+from r3.verify.base import PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 
 SAMPLING = Sampling(max_tokens=12, stop_tokens=(1,), temperature=0.6)
@@ -44,12 +45,12 @@ def encode(query: Query) -> IntArray:
     return np.array(TOKENIZER.encode(query.prompt, add_special_tokens=False), np.int32)
 
 
-def judge(query: Query, completion: str, truncated: bool) -> tuple[bool, str]:
+def is_the_answer(query: Query, completion: str) -> Verdict:
     right = completion.strip() == query.answer
-    return right, "match" if right else "other"
+    return Verdict(right, "match" if right else "other")
 
 
 def sums(name: str, count: int) -> Benchmark:
     """`count` problems whose answers are their numbers."""
     queries = [Query(f"{name}-{i}", f"{name} {i}=", str(i), {"problem": f"{name} {i}="}) for i in range(count)]
-    return Benchmark(name, name.upper(), queries, judge, extract=str.strip)
+    return Benchmark(name, name.upper(), queries, PlainJudge(is_the_answer), extract=str.strip)

@@ -17,6 +17,7 @@ from r3.evaluate.results import Results, paper_table
 from r3.evaluate.run import Benchmark, evaluate_model
 from r3.evaluate.subset import hard_subset
 from r3.samples import Query
+from r3.verify.base import PlainJudge, Verdict
 from tests.evaluate.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums
 
 
@@ -133,13 +134,13 @@ def test_an_unfinished_evaluation_has_no_hard_subset(tmp_path: Path) -> None:
 
 
 def test_a_judge_that_fails_loses_no_other_verdict(tmp_path: Path) -> None:
-    def judge(query: Query, completion: str, truncated: bool) -> tuple[bool, str]:
+    def fails_once(query: Query, completion: str) -> Verdict:
         if query.id == "a-3":
             raise ZeroDivisionError("the judge's own fault")
-        return True, "match"
+        return Verdict(True, "match")
 
     with pytest.raises(ZeroDivisionError):
-        evaluated(tmp_path, ScriptedEngine(script), replace(sums("a", 6), judge=judge), samples=1)
+        evaluated(tmp_path, ScriptedEngine(script), replace(sums("a", 6), judge=PlainJudge(fails_once)), samples=1)
     kept = {one.id for one in read_judged(tmp_path / "responses.jsonl")}
     assert {"a-4", "a-5"} <= kept <= {"a-0", "a-1", "a-2", "a-4", "a-5"}
 

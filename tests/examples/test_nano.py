@@ -133,8 +133,8 @@ def both(seed: int, folder: Path) -> tuple[StepResult, list[list[object]]]:
 def test_groups_and_advantages_are_those_of_the_method(seed: int, tmp_path: Path) -> None:
     result, compared = both(seed, tmp_path)
     for mixed, rows in zip(result.groups, compared, strict=True):
-        assert [row.answer.tokens for row in rows] == [sample.tokens.tolist() for sample in mixed.members]
-        assert [row.replayed for row in rows] == [False] * len(mixed.group) + [True] * len(mixed.replay.samples)
+        assert [row.answer.tokens for row in rows] == [member.sample.tokens.tolist() for member in mixed.members]
+        assert [row.replayed for row in rows] == [False] * len(mixed.group) + [True] * len(mixed.replayed)
         assert [row.advantage for row in rows] == pytest.approx(mixed.advantages, abs=1e-6)
         assert any(row.advantage for row in rows) == mixed.teaches
 
@@ -152,7 +152,7 @@ def test_the_recorded_batches_hold_every_case(tmp_path: Path) -> None:
         assert total[name] > 5, name
     for reason in ("joined", "no_history", "mixed", "reflection"):
         assert total[f"replay/{reason}"] > 5, reason
-    assert sum(m.ranked > 0 and m.replay.reason == "joined" for result in results for m in result.groups) > 5
+    assert sum(m.ranked > 0 and m.replay == "joined" for result in results for m in result.groups) > 5
 
 
 @pytest.mark.parametrize("seed", range(40))

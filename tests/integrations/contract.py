@@ -8,20 +8,24 @@ decided at each step. To hold another trainer to the contract, write a runner an
 from __future__ import annotations
 
 import copy
-from collections import Counter
+import importlib.util
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from r3.algorithm import seed_of
-from r3.method.step import StepResult
+from r3.method.settings import MethodSettings
+from r3.method.step import MixedGroup, StepResult
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.samples import FloatArray, IntArray, Query
-from r3.tasks.base import Verdict
+from r3.samples import FloatArray, Group, IntArray, Query, Sample
 from r3.train.stream import QueryStream
+from r3.verify.base import Judge, PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model
 
@@ -103,15 +107,13 @@ class Judged:
     def __init__(self) -> None:
         self.train = queries()
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return Verdict(judge(completion, query.answer), "")
-
-    def close(self) -> None:
-        pass
+    @property
+    def judge(self) -> Judge:
+        return PlainJudge(lambda query, text: Verdict(judge(text, query.answer), ""))
 
 
-def run_loop(folder: Path) -> list[StepResult]:
-    """The recording through `r3.train.loop.Trainer`."""
+def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
+    """The recording through `r3.train.loop.Trainer`, with other settings if need be."""
     from r3.algorithm import Algorithm
     from r3.buffer import SampleBuffer
     from r3.config import load_config
@@ -123,7 +125,12 @@ def run_loop(folder: Path) -> list[StepResult]:
 
     method = {f"method__reflection__{name}": f"'{value}'" for name, value in REFLECTION.items()}
     method["method__reflection__max_prompt_tokens"] = 200  # type: ignore[assignment]
-    more: dict[str, Any] = {"reward__length_limit": LENGTH_LIMIT, "train__learning_rate": 1e-12, "run__seed": SEED}
+    more: dict[str, Any] = {
+        "reward__length_limit": LENGTH_LIMIT,
+        "train__learning_rate": 1e-12,
+        "run__seed": SEED,
+        **changed,
+    }
     config = load_config(None, overrides(folder, **method, **more))
     policy = Policy.load(config.model)
     optimiser = Optimiser(policy.model.parameters(), config.train, 100)
@@ -132,12 +139,11 @@ def run_loop(folder: Path) -> list[StepResult]:
     sampler = Sampler(engine, task, policy.tokenizer, Sampling(LIMIT, (EOS,)), config.settled().reward, GROUP)
     stream = InOrder(task.train, seed=0, epochs=EPOCHS)
     results = []
-    with SampleBuffer(folder / "loop.sqlite") as buffer:
-        algorithm = Algorithm(config.method, buffer, policy.tokenizer, seed=config.run.seed)
+    with SampleBuffer(":memory:") as buffer:
+        algorithm = Algorithm(config.settled().method, buffer, policy.tokenizer, seed=config.run.seed)
         trainer = Trainer(config, stream, sampler, algorithm, updater)
         while not stream.exhausted:
             results.append(trainer.train_step()[0])
-    sampler.close()
     return results
 
 
@@ -199,6 +205,45 @@ def run_trl(folder: Path) -> list[StepResult]:
     trainer = Watching(str(model), rewarded, args, train_dataset=rows, processing_class=tokenizer, rollout_func=rollout)
     trainer.train()
     return trainer.results
+
+
+# ---------------------------------------------------------------- the method in one file
+
+
+def nano() -> ModuleType:
+    """examples/nano_r3.py as a module."""
+    spec = importlib.util.spec_from_file_location("nano_r3", Path(__file__).parents[2] / "examples" / "nano_r3.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nano_r3"] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_nano(results: Sequence[StepResult], settings: MethodSettings) -> Iterator[tuple[MixedGroup, list[Any]]]:
+    """Every group of recorded steps, with the rows that nano_r3 makes of its fresh answers and its own buffer."""
+    one_file, buffer = nano(), defaultdict(list)
+    one_file.PEAK_SHARE, one_file.REPLAYED = settings.ranking.peak_fraction, settings.replay.k
+    one_file.R_MAX = settings.ranking.max_reward
+    for result in results:
+        drawn = [
+            (mixed, [_as_nano(one_file, mixed.group, sample) for sample in mixed.group.samples])
+            for mixed in result.groups
+        ]
+        for mixed, group in drawn:
+            yield mixed, one_file.compare(group, buffer[mixed.group.query.id], 1)
+        for mixed, group in drawn:
+            buffer[mixed.group.query.id] += group
+
+
+def _as_nano(one_file: ModuleType, group: Group, sample: Sample) -> Any:
+    assert sample.entropies is not None or not sample.truncated or not group.solve_none
+    entropies = [] if sample.entropies is None else sample.entropies.tolist()
+    return one_file.Answer(
+        group.prompt.tolist(), sample.tokens.tolist(), sample.logprobs.tolist(), entropies, sample.truncated,
+        query=group.query.id, reflected=group.context.kind == "reflection", right=bool(sample.outcome),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- verl

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from r3.method.settings import MethodSettings
 from r3.method.step import StepResult
 from tests.integrations import contract
 
@@ -45,3 +47,17 @@ def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], t
             ]
             np.testing.assert_allclose(a.rewards, b.rewards, rtol=0, atol=1e-6)
             np.testing.assert_allclose(a.advantages, b.advantages, rtol=0, atol=1e-6)
+
+
+def test_the_method_in_one_file_decides_the_same(tmp_path: Path) -> None:
+    """nano_r3 has no length bonus and centres SERR's rewards; everything else is as in the recording."""
+    settings = {"reward__length_bonus": "false", "method__ranking__centred": "true"}
+    results = contract.run_loop(tmp_path, **settings)
+    ranking = {"centred": True, "peak_fraction": 0.25}
+    acted: Counter[str] = Counter()
+    for mixed, rows in contract.run_nano(results, MethodSettings(ranking=ranking)):
+        assert [row.answer.tokens for row in rows] == [m.sample.tokens.tolist() for m in mixed.members]
+        assert [row.replayed for row in rows] == [m.origin == "replayed" for m in mixed.members]
+        np.testing.assert_allclose([row.advantage for row in rows], mixed.advantages, rtol=0, atol=1e-6)
+        acted.update({"replayed": len(mixed.replayed), "ranked": mixed.ranked, mixed.group.context.kind: 1})
+    assert all(acted[name] for name in ("replayed", "ranked", "plain", "reflection")), acted

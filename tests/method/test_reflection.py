@@ -159,3 +159,13 @@ def test_plain_prompts_go_through_the_template_or_stay_text() -> None:
 def test_a_template_without_its_places_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="exactly once"):
         ReflectionSettings(template=template)
+
+
+def test_feedback_on_the_shown_attempt_is_filled_in_where_the_template_asks_for_it() -> None:
+    tokenizer, rng = char_tokenizer(), np.random.default_rng(0)
+    settings = ReflectionSettings(template="{question}|{attempt}|{feedback}|", max_prompt_tokens=200)
+    for verdict, shown in (("fail\nassert f(1) == 2\nIt got 3", "assert f(1) == 2\nIt got 3"), ("no box", "no box")):
+        failure = make_sample(tokens=tokenizer.encode("def {feedback}"), verdict=verdict)
+        made = reflect(Query("q", "f?"), [failure], tokenizer, settings, rng=rng)
+        assert isinstance(made, ReflectionPrompt)
+        assert made.text == f"f?|def {{feedback}}|{shown}|"

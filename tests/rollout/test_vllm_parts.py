@@ -6,18 +6,22 @@ import copy
 import http.server
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 from pydantic import ValidationError
 
+from r3.cli import main
 from r3.rollout.settings import RolloutSettings
 from r3.rollout.vllm.common import check_version, cpu_cache_bytes
 from r3.rollout.vllm.publish import Publisher, fetch
 from r3.rollout.vllm.servers import VllmServerEngine
 from r3.rollout.weights import merged_weights
+from tests.train.tiny import overrides
 
 from .models import build, shared
 
@@ -170,3 +174,20 @@ def test_a_server_that_cannot_be_used_is_refused_at_the_start(given: dict, messa
 def test_an_address_where_nobody_listens_is_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match=r"http://127.0.0.1:9: no answer \(.*\); start it with: python -m r3"):
         VllmServerEngine(shared("llama"), ["http://127.0.0.1:9"], max_rows=4, patience=5)
+
+
+def test_a_resume_takes_other_addresses_though_they_do_not_go_with_the_default_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--quiet", *overrides(tmp_path, train__steps=1)]) == 0
+    path = tmp_path / "run" / "config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    saved["rollout"] |= {"engine": "vllm-server", "servers": ["http://a:1"]}
+    path.write_text(yaml.safe_dump(saved))
+    capsys.readouterr()
+    resumed = ["train", "--print-config", "--resume", str(tmp_path / "run")]
+    assert main([*resumed, "rollout.servers=[http://b:2, http://c:3]"]) == 0
+    said = capsys.readouterr().out
+    assert "http://b:2" in said
+    assert "http://a:1" not in said
+    assert main([*resumed, "rollout.engine=native", "rollout.servers=[]"]) == 2, "the engine is part of the experiment"

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from r3.errors import RunError
 from r3.run import RunDirectory, TensorBoardSink, open_sinks
+from r3.run.sinks import Label
 from tests.run.faults import SmallDisk, python
 
 
@@ -104,7 +105,7 @@ def test_a_resume_goes_on_with_the_same_run_and_sends_no_step_twice(
         with run:
             if resumed_at is not None:
                 run.rewind(resumed_at)
-            (sink,) = open_sinks([name], run, project="maths", config={"seed": 1}, resumed_at=resumed_at)
+            (sink,) = open_sinks([name], run, label=Label(project="maths"), config={"seed": 1}, resumed_at=resumed_at)
             for step in logged:
                 run.metrics.append(step, {"loss": 0.5})
                 sink.log(step, {"loss": 0.5, "note": "text"})

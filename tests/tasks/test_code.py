@@ -45,7 +45,7 @@ def task(tmp_path: Path) -> Iterator[CodeTask]:
     path = written(tmp_path / "rows.jsonl", DOUBLE, HALF, ECHO)
     one = CodeTask(CodeSettings(name="code", path=str(path), heldout=1, chat=False, instruction="Go."))
     yield one
-    one.close()
+    one.judge.close()
 
 
 def test_each_kind_of_row_is_asked_in_its_way(task: CodeTask) -> None:
@@ -61,10 +61,10 @@ def test_each_kind_of_row_is_asked_in_its_way(task: CodeTask) -> None:
 def test_answers_are_run(task: CodeTask) -> None:
     double, half = task.train
     (echo,) = task.heldout
-    assert task.verify(double, "```python\ndef double(x):\n    return x + x\n```").right
-    assert "It got 9" in task.verify(double, "def double(x):\n    return x * x").feedback
-    assert task.verify(half, "```python\ndef half(x):\n    return x // 2\n```").right
-    assert task.verify(echo, "print(input())").right
+    assert task.judge.judge(double, "```python\ndef double(x):\n    return x + x\n```").right
+    assert "It got 9" in task.judge.judge(double, "def double(x):\n    return x * x").feedback
+    assert task.judge.judge(half, "```python\ndef half(x):\n    return x // 2\n```").right
+    assert task.judge.judge(echo, "print(input())").right
 
 
 def test_as_a_chat(tmp_path: Path) -> None:
@@ -137,11 +137,11 @@ def test_little_programs_do_what_their_words_say() -> None:
     assert isinstance(task, TinyCodeTask)
     try:
         for query in task.train[:20]:
-            assert task.verify(query, query.columns["response"]).right, query
-            assert not task.verify(query, "x=x").right
-            assert not task.verify(query, "x=[]").right
+            assert task.judge.judge(query, query.columns["response"]).right, query
+            assert not task.judge.judge(query, "x=x").right
+            assert not task.judge.judge(query, "x=[]").right
     finally:
-        task.close()
+        task.judge.close()
     assert {len(query.columns["response"].split("\n")) for query in task.train} == {2, 3, 5}
     assert not {query.id for query in task.train} & {query.id for query in task.heldout}
 
@@ -161,11 +161,11 @@ def test_any_program_that_does_the_same_is_right() -> None:
     query = replace(task.train[0], columns={"tests": ["assert f([3, 1, 2]) == [3, 2, 1]"]})
     try:
         for program in ("x=sorted(x)\nx=x[::-1]", "x.sort(reverse=True)", "for _ in x:\n  x=sorted(x)\nreturn x[::-1]"):
-            assert task.verify(query, program).right
+            assert task.judge.judge(query, program).right
         for program in ("x=sorted(x)", "", "x=", "return", "import os\nos._exit(0)", " return x"):
-            assert not task.verify(query, program).right
+            assert not task.judge.judge(query, program).right
     finally:
-        task.close()
+        task.judge.close()
 
 
 def test_too_few_programs_are_refused() -> None:

@@ -19,16 +19,15 @@ from pyarrow import parquet
 from r3.errors import TaskError
 from r3.samples import Message, Query
 from r3.tasks.datasets import (
-    INSTRUCTION,
     SETS,
     Columns,
-    Prompting,
     load_file,
     load_hub,
     load_set,
     seeded_order,
     select,
 )
+from r3.tasks.prompting import INSTRUCTION, Prompting
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = {"aime24": 30, "aime25": 30, "amc23": 40}

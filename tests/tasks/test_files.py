@@ -13,8 +13,10 @@ from pyarrow import parquet
 
 from r3.errors import TaskError
 from r3.samples import Message, Query
+from r3.tasks.datasets import load_file
 from r3.tasks.files import FileTask, boxed_verdict
 from r3.tasks.settings import FileSettings
+from r3.verify import VerifierError
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 
@@ -52,8 +54,8 @@ def test_a_judge_of_ones_own_gets_the_columns(tmp_path: Path) -> None:
         name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0, verifier="tests.tasks.test_files.nearly"
     )
     task = FileTask(settings)
-    assert task.verify(task.train[4], "14").right
-    assert not task.verify(task.train[0], "4").right
+    assert task.judge.judge(task.train[4], "14").right
+    assert not task.judge.judge(task.train[0], "4").right
 
 
 @pytest.mark.parametrize(
@@ -85,23 +87,23 @@ def raises(completion: str, **_: Any) -> bool:
 def test_a_judge_that_raises_stops_the_run_by_name_or_is_counted_in_the_cage(tmp_path: Path) -> None:
     options = {"name": "file", "path": str(write(tmp_path / "rows.jsonl")), "heldout": 0}
     task = FileTask(FileSettings(**options, verifier="tests.tasks.test_files.raises"))
-    with pytest.raises(TaskError, match=r"raised ZeroDivisionError \(by hand\) on query .*task.caged=true"):
-        task.verify(task.train[0], "2")
+    with pytest.raises(VerifierError, match=r"raised ZeroDivisionError \(by hand\) on query .*task.caged=true"):
+        task.judge.judge(task.train[0], "2")
     caged = FileTask(FileSettings(**options, verifier="tests.tasks.test_files.raises", caged=True))
     try:
-        verdict = caged.verify(caged.train[0], "2")
+        verdict = caged.judge.judge(caged.train[0], "2")
     finally:
-        caged.close()
+        caged.judge.close()
     assert (verdict.right, verdict.reason) == (False, "error")
 
 
 def test_maths_answers_are_judged_symbolically_by_default(tmp_path: Path) -> None:
     task = FileTask(FileSettings(name="file", path=str(write(tmp_path / "rows.jsonl")), heldout=0))
     try:
-        assert task.verify(task.train[0], r"so \boxed{\frac{6}{3}}").right
-        assert not task.verify(task.train[0], r"so \boxed{3}").right
+        assert task.judge.judge(task.train[0], r"so \boxed{\frac{6}{3}}").right
+        assert not task.judge.judge(task.train[0], r"so \boxed{3}").right
     finally:
-        task.close()
+        task.judge.close()
 
 
 def test_filters_by_difficulty_and_length(tmp_path: Path) -> None:
@@ -125,3 +127,30 @@ def test_named_sets_are_found_in_the_data_folder(monkeypatch: pytest.MonkeyPatch
     assert (len(task.train), len(task.heldout)) == (30, 30)
     with pytest.raises(TaskError, match="R3_DATA"):
         FileTask(FileSettings(name="file", path="deepscaler"))
+
+
+def test_a_csv_file_is_read_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text('﻿problem,answer,note\n"What is 1, 2 and ""3""\ntogether?",6,\n2+2?,4,easy\n', encoding="utf-8")
+    first, second = load_file(path)
+    assert (first.columns["problem"], first.answer) == ('What is 1, 2 and "3"\ntogether?', "6")
+    assert (first.columns["note"], second.columns["note"]) == (None, "easy")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"problem,answer\na,b,c\n", "line 2: not the 2 columns"),
+        (b"problem,answer\na\n", "line 2: not the 2 columns"),
+        (b"problem,problem\na,b\n", "each once"),
+        (b"problem,answer\na,\n", "nothing in column 'answer'"),
+        (b"problem,answer\n\xff,1\n", "not CSV in UTF-8"),
+        (b'problem,answer\n"a,1\n', "not CSV"),
+        (b"", "holds no problems"),
+    ],
+)
+def test_a_broken_csv_file_says_where(tmp_path: Path, text: bytes, told: str) -> None:
+    path = tmp_path / "my.csv"
+    path.write_bytes(text)
+    with pytest.raises(TaskError, match=told):
+        load_file(path)

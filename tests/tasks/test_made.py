@@ -56,11 +56,11 @@ def test_the_right_answer_is_right_and_others_are_wrong(name: str, family: str |
     task = load(name, family, options)
     others = {q.id: next(o.answer for o in task.train if o.answer != q.answer) for q in task.train}
     for query in task.train:
-        assert task.verify(query, boxed(query.answer)).right
-        assert not task.verify(query, boxed(others[query.id])).right
-        assert task.verify(query, query.answer).reason == "no box"
-        assert not task.verify(query, boxed("{[(")).right
-        assert not task.verify(query, boxed("")).right
+        assert task.judge.judge(query, boxed(query.answer)).right
+        assert not task.judge.judge(query, boxed(others[query.id])).right
+        assert task.judge.judge(query, query.answer).reason == "no box"
+        assert not task.judge.judge(query, boxed("{[(")).right
+        assert not task.judge.judge(query, boxed("")).right
 
 
 @pytest.mark.parametrize(("name", "family", "options"), MADE)
@@ -70,7 +70,7 @@ def test_written_solutions_end_in_the_right_answer(name: str, family: str | None
         text = written(query)
         assert text is not None
         assert text.count("\n") >= 1  # working, not the answer alone
-        assert task.verify(query, text).right
+        assert task.judge.judge(query, text).right
 
 
 def last_line(query: Query) -> str:
@@ -118,7 +118,7 @@ def test_the_working_itself_leads_to_the_answer() -> None:
 def test_a_family_without_a_written_procedure_can_be_reinforced() -> None:
     task = load("reasoning-gym", "gcd", {})
     assert written(task.train[0]) is None
-    assert task.verify(task.train[0], boxed(task.train[0].answer)).right
+    assert task.judge.judge(task.train[0], boxed(task.train[0].answer)).right
 
 
 def test_a_reasoning_gym_that_cannot_be_imported_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy, lists
 
-from tests.torture import inputs, runs
+from r3.verify import MathVerifier
+from tests.torture import answers, inputs, runs
 from tests.train.tiny import ROOT, save_model
 
 Fault = Callable[[random.Random], str | None]
@@ -93,6 +94,22 @@ def killed_writers(first: int, tries: int) -> Count:
     return count
 
 
+def hostile_answers(first: int, tries: int) -> Count:
+    with MathVerifier() as verifier:
+        return repeat(lambda chance: answers.answer_fault(verifier, chance))(first, tries)
+
+
+def hostile_requests(run: Path) -> Callable[[int, int], Count]:
+    def requests(first: int, tries: int) -> Count:
+        viewer = answers.Viewer(run)
+        try:
+            return repeat(viewer.fault)(first, tries)
+        finally:
+            viewer.close()
+
+    return requests
+
+
 def classes(folder: Path) -> dict[str, tuple[Callable[[int, int], Count], int]]:
     """Every class by its name, with how often it is tried at scale 1."""
     override = inputs.one_override()
@@ -105,6 +122,8 @@ def classes(folder: Path) -> dict[str, tuple[Callable[[int, int], Count], int]]:
         "damaged runs": (repeat(lambda chance: runs.damage_fault(folder, chance)), 300),
         "disk full in a run": (repeat(lambda chance: runs.full_disk_fault(folder, chance)), 60),
         "disk full in a checkpoint": (repeat(lambda chance: runs.checkpoint_fault(folder, chance)), 300),
+        "hostile answers": (hostile_answers, 100),
+        "hostile requests": (hostile_requests(folder / "whole"), 300),
         "kills of a file's writer": (killed_writers, 20),
         "kills and signals of a run": (repeat(lambda chance: runs.kill_fault(folder, chance)), 30),
     }

@@ -28,7 +28,7 @@ class Hangs(BaseException):
 
 
 @contextlib.contextmanager
-def _time_limit() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     def ended(*_: Any) -> None:
         raise Hangs(f"no answer within {SECONDS} s")
 
@@ -45,7 +45,7 @@ def fault_of(arguments: list[str], codes: tuple[int, ...] = (0, 2)) -> str | Non
     """What is wrong with how `r3` takes these arguments; None if it is as promised: a code, and lines that say why."""
     out, err = io.StringIO(), io.StringIO()
     try:
-        with _time_limit(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with time_limit(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(arguments)
     except SystemExit as ended:  # argparse's own refusal
         code = ended.code if isinstance(ended.code, int) else 1

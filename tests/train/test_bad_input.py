@@ -43,6 +43,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: in
         ("task.heldout=12", "nothing is left to train on; lower task.heldout"),
         ("task.verifier=tests.nothing.judge", "task.verifier=tests.nothing.judge: cannot import it"),
         ("rollout.max_tokens=250", "the model's context is 256"),
+        (
+            "evaluate.max_tokens=250",
+            "evaluate.max_tokens=250 asks for as many more, but the model's context is 256; lower",
+        ),
+        ("evaluate.max_tokens=0", "evaluate.max_tokens: Input should be greater than or equal to 1"),
         ("method.reflection.max_prompt_tokens=250", "method.reflection.max_prompt_tokens=250"),
         ("task.chat=true", "its tokenizer has no chat template"),
     ],

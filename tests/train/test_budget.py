@@ -44,3 +44,18 @@ def test_several_answers_are_averaged_within_problems() -> None:
     assert not any("pass@" in key for key in one)
     assert one["heldout/low"] == pytest.approx(0.15, abs=0.005)  # Wilson's interval for 2 of 4
     assert one["heldout/high"] == pytest.approx(0.85, abs=0.005)
+
+
+def test_held_out_answers_may_be_longer_than_those_in_training(tmp_path: Path) -> None:
+    """The same run with four times the limit in evaluation alone: longer held-out answers, the same training."""
+    lines = {}
+    for name, more in (("same", {}), ("longer", {"evaluate__max_tokens": 48})):
+        (tmp_path / name).mkdir()
+        settings = overrides(tmp_path / name, train__steps=2, evaluate__samples=8, **more)
+        assert main(["train", "--quiet", *settings]) == 0
+        lines[name] = read_metrics(tmp_path / name / "run")
+    short, long = lines["same"][0], lines["longer"][0]
+    assert long["heldout/tokens"] > 12 >= short["heldout/tokens"]
+    assert long["heldout/truncated"] < short["heldout/truncated"]
+    assert [line.get("length/max") for line in lines["same"]] == [line.get("length/max") for line in lines["longer"]]
+    assert max(line.get("length/max", 0) for line in lines["longer"]) == 12

@@ -221,7 +221,7 @@ def swap_token_ids(folder: Path) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
-ADDED = '{"id": "new", "problem": "What is 1 + 1?", "answer": "30"}'
+ADDED = '{"id": "new", "problem": "What is 77 + 1?", "answer": "30"}'
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "rows appended": (change_rows(lambda rows: [*rows, ADDED]), "(8 problems then, 9 now)"),
     "a row changed": (change_rows(lambda rows: [rows[0].replace("0 + 0", "0 + 1"), *rows[1:]]), "the training data"),

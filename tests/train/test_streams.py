@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -54,20 +54,17 @@ def test_a_run_that_diverged_names_a_command_that_resume_accepts(
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4
 
 
-def test_waiting_for_a_stopped_process_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_waiting_for_a_stopped_process_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "WORD", 0.0)
-    said = threading.Event()
+    said: queue.Queue[str] = queue.Queue()
     handler = logging.Handler()
-    handler.emit = lambda _: said.set()  # type: ignore[method-assign]
+    handler.emit = lambda record: said.put(record.getMessage())  # type: ignore[method-assign]
     world.log.addHandler(handler)
     try:
         with world._connected(0):
-            assert said.wait(60)
+            assert "still waiting for another process of this job" in said.get(timeout=60)
     finally:
         world.log.removeHandler(handler)
-    assert "still waiting for another process of this job" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process learns of its parent's end by Linux' own means")

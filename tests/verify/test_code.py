@@ -6,18 +6,24 @@ import json
 import os
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from r3.verify import Case, VerifierError
+from r3.samples import Query
+from r3.verify import Verdict, VerifierError
 from r3.verify.code import CodeVerifier, code_of
 from r3.verify.sandbox import SandboxSettings
 
 DATA = os.environ.get("R3_DATA")
 SETS = {"train_mbpp": 374, "valid_mbpp": 90, "eval_mbpp": 500, "eval_humaneval": 164}
 DOUBLE = {"id": "d", "tests": ["assert double(2) == 4", "assert double('a') == 'aa'"]}
+
+
+def judged(verifier: CodeVerifier, answer: str, columns: dict[str, Any], *, truncated: bool = False) -> Verdict:
+    return verifier.judge(Query("q", "?", columns=columns), answer, truncated=truncated)
 
 
 @pytest.fixture(scope="module")
@@ -49,30 +55,30 @@ def fenced(code: str) -> str:
     ],
 )
 def test_which_code_counts(verifier: CodeVerifier, answer: str, right: bool) -> None:
-    assert verifier.verify(answer, columns=DOUBLE).right is right
+    assert judged(verifier, answer, columns=DOUBLE).right is right
 
 
 def test_the_reason_names_the_test_and_what_it_got(verifier: CodeVerifier) -> None:
-    verdict = verifier.verify("def double(x):\n    print('half of', 4)\n    return 4", columns=DOUBLE)
+    verdict = judged(verifier, "def double(x):\n    print('half of', 4)\n    return 4", columns=DOUBLE)
     assert verdict.reason == "fail"
     assert verdict.feedback == (
         "Test 2 of 2 fails:\nassert double('a') == 'aa'\nIt got 4\nIt printed:\nhalf of 4\nhalf of 4"
     )
-    verdict = verifier.verify("def double(x):\n    y = 1\n    return x[y]", columns=DOUBLE)
+    verdict = judged(verifier, "def double(x):\n    y = 1\n    return x[y]", columns=DOUBLE)
     assert verdict.reason == "exception"
     assert verdict.feedback == (
         "Test 1 of 2 fails:\nassert double(2) == 4\nTypeError: 'int' object is not subscriptable\nline 3: return x[y]"
     )
-    assert verifier.verify("def double(x:", columns=DOUBLE).reason == "syntax"
-    assert verifier.verify("", columns=DOUBLE).reason == "no code"
-    assert verifier.verify("x" * 200_000, columns=DOUBLE).reason == "too long"
-    assert verifier.verify("x", columns=DOUBLE, truncated=True).reason == "truncated"
+    assert judged(verifier, "def double(x:", columns=DOUBLE).reason == "syntax"
+    assert judged(verifier, "", columns=DOUBLE).reason == "no code"
+    assert judged(verifier, "x" * 200_000, columns=DOUBLE).reason == "too long"
+    assert judged(verifier, "x", columns=DOUBLE, truncated=True).reason == "truncated"
 
 
 def test_the_feedback_is_short(verifier: CodeVerifier) -> None:
     rows = {"tests": [f"assert double({'1' * 5000!r}) == 0"]}
     code = "def double(x):\n    for i in range(999): print('line', 'y' * 500)\n    return 'z' * 9999"
-    verdict = verifier.verify(code, columns=rows)
+    verdict = judged(verifier, code, columns=rows)
     assert 400 < len(verdict.feedback) < 1_200
     assert "…" in verdict.feedback
 
@@ -80,16 +86,23 @@ def test_the_feedback_is_short(verifier: CodeVerifier) -> None:
 def test_a_graded_verdict_has_the_share_of_tests() -> None:
     rows = {"tests": [f"assert f({i}) == {i}" for i in range(4)]}
     with CodeVerifier(SandboxSettings(workers=1, seconds=2), graded=True) as verifier:
-        assert verifier.verify("def f(x): return x", columns=rows).share == 1.0
-        assert verifier.verify("def f(x): return min(x, 2)", columns=rows).share == 0.75
-        half = verifier.verify("def f(x): return x if x % 2 else 1 / 0", columns=rows)
-        assert (half.right, half.share) == (False, 0.5)
+
+        def share(answer: str, columns: dict[str, Any] = rows) -> float:
+            scores = judged(verifier, answer, columns).scores
+            assert scores is not None
+            assert scores["correct"] == 0
+            return scores["tests"]
+
+        assert judged(verifier, "def f(x): return x", rows).scores is None  # right: worth what any right answer is
+        assert share("def f(x): return min(x, 2)") == 0.75
+        half = judged(verifier, "def f(x): return x if x % 2 else 1 / 0", rows)
+        assert (half.right, half.scores) == (False, {"correct": 0.0, "tests": 0.5})
         assert half.feedback.startswith("Test 1 of 4 fails:")
-        loops = verifier.verify("def f(x):\n    while x == 1: pass\n    return x", columns=rows)
-        assert (loops.reason, loops.share) == ("timeout", 0.25)
-        assert verifier.verify("def f(x:", columns=rows).share == 0.0
+        loops = judged(verifier, "def f(x):\n    while x == 1: pass\n    return x", rows)
+        assert (loops.reason, loops.scores) == ("timeout", {"correct": 0.0, "tests": 0.25})
+        assert share("def f(x:") == 0.0
         programs = {"tests": [{"input": str(i), "output": str(min(i, 2))} for i in range(4)]}
-        assert verifier.verify("print(input())", columns=programs).share == 0.75
+        assert share("print(input())", programs) == 0.75
 
 
 CHECK = """
@@ -124,11 +137,11 @@ MEAN = {
     ],
 )
 def test_check_functions(verifier: CodeVerifier, code: str, reason: str) -> None:
-    assert verifier.verify(fenced(code), columns=MEAN).reason == reason
+    assert judged(verifier, fenced(code), columns=MEAN).reason == reason
 
 
 def test_a_failing_check_names_its_line(verifier: CodeVerifier) -> None:
-    feedback = verifier.verify("def mean(xs):\n    return 1.5", columns=MEAN).feedback
+    feedback = judged(verifier, "def mean(xs):\n    return 1.5", columns=MEAN).feedback
     assert feedback == (
         'The test fails:\nassert abs(candidate([1, 2, 3.3]) - 2.1) < 1e-6, "message"\nIt got 0.6000000000000001'
     )
@@ -141,8 +154,8 @@ def test_helpers_of_the_problem_are_not_the_answers(verifier: CodeVerifier) -> N
         "entry_point": "decode",
         "tests": ["def check(f):\n    for s in ('ab', 'xyz'):\n        assert f(encode(s)) == s\ncheck(decode)"],
     }
-    assert verifier.verify("def decode(s):\n    return s[:-1][::-1]", columns=row).right
-    assert verifier.verify("def encode(s): return s\ndef decode(s): return s", columns=row).reason == "fail"
+    assert judged(verifier, "def decode(s):\n    return s[:-1][::-1]", columns=row).right
+    assert judged(verifier, "def encode(s): return s\ndef decode(s): return s", columns=row).reason == "fail"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +187,7 @@ def test_helpers_of_the_problem_are_not_the_answers(verifier: CodeVerifier) -> N
     ],
 )  # fmt: skip
 def test_what_tests_may_ask(verifier: CodeVerifier, tests: list[str], code: str, right: bool) -> None:
-    verdict = verifier.verify(code, columns={"tests": tests})
+    verdict = judged(verifier, code, columns={"tests": tests})
     assert verdict.right is right, verdict
 
 
@@ -184,11 +197,11 @@ def test_setup_runs_between_the_answer_and_the_tests(verifier: CodeVerifier) -> 
         "tests": ["assert height(root) == 3", "assert height(root.left) == 2"],
     }
     node = "class Node:\n    def __init__(self, v):\n        self.v, self.left = v, None\n"
-    assert verifier.verify(
-        node + "def height(n):\n    return 0 if n is None else 1 + height(n.left)", columns=row
+    assert judged(
+        verifier, node + "def height(n):\n    return 0 if n is None else 1 + height(n.left)", columns=row
     ).right
-    assert verifier.verify(node + "def height(n):\n    return 3", columns=row).reason == "fail"
-    broken = verifier.verify("def height(n): return 3", columns=row)
+    assert judged(verifier, node + "def height(n):\n    return 3", columns=row).reason == "fail"
+    broken = judged(verifier, "def height(n): return 3", columns=row)
     assert broken.feedback.startswith("The tests' set-up fails:\nroot = Node(1)\nNameError")
 
 
@@ -209,13 +222,13 @@ def test_setup_runs_between_the_answer_and_the_tests(verifier: CodeVerifier) -> 
 )  # fmt: skip
 def test_programs(verifier: CodeVerifier, code: str, reason: str) -> None:
     tests = [{"input": "1 2\n", "output": "3\n"}, {"input": "40 2\n", "output": "42"}]
-    assert verifier.verify(fenced(code), columns={"tests": tests}).reason == reason
+    assert judged(verifier, fenced(code), columns={"tests": tests}).reason == reason
 
 
 def test_each_run_of_a_program_is_new(verifier: CodeVerifier) -> None:
     code = "import os\nprint(input(), os.path.exists('seen'))\nopen('seen', 'w').close()"
     tests = [{"input": str(i), "output": f"{i} False"} for i in range(60)]  # more than run in one go
-    assert verifier.verify(code, columns={"tests": tests}).right
+    assert judged(verifier, code, columns={"tests": tests}).right
 
 
 @pytest.mark.parametrize(
@@ -230,21 +243,20 @@ def test_each_run_of_a_program_is_new(verifier: CodeVerifier) -> None:
 )
 def test_a_row_that_cannot_be_judged_is_an_error(verifier: CodeVerifier, columns: dict[str, Any], fix: str) -> None:
     with pytest.raises(VerifierError, match=fix):
-        verifier.verify("x = 1", columns=columns)
+        judged(verifier, "x = 1", columns=columns)
 
 
 def test_tests_that_are_no_python_are_a_reason_of_their_own(verifier: CodeVerifier) -> None:
-    assert verifier.verify("x = 1", columns={"tests": ["assert ("]}).reason == "bad test"
+    assert judged(verifier, "x = 1", columns={"tests": ["assert ("]}).reason == "bad test"
 
 
-def test_many_at_once_in_order_and_counted() -> None:
-    with CodeVerifier(SandboxSettings(workers=2)) as verifier:
-        cases = [Case(f"def double(x): return x * {2 + i % 2}", "") for i in range(20)]
-        verdicts = verifier.verify_many(cases, [DOUBLE] * 20)
-        assert [verdict.right for verdict in verdicts] == [i % 2 == 0 for i in range(20)]
-        assert verifier.counts() == {"pass": 10, "fail": 10}
+def test_many_at_once() -> None:
+    with CodeVerifier(SandboxSettings(workers=2)) as verifier, ThreadPoolExecutor(8) as threads:
+        answers = [f"def double(x): return x * {2 + i % 2}" for i in range(20)]
+        verdicts = list(threads.map(lambda answer: judged(verifier, answer, DOUBLE), answers))
+        assert [verdict.reason for verdict in verdicts] == ["pass", "fail"] * 10
         again = pickle.loads(pickle.dumps(verifier))
-        assert again.verify("def double(x): return 2 * x", columns=DOUBLE).right
+        assert judged(again, "def double(x): return 2 * x", DOUBLE).right
         again.close()
 
 
@@ -258,7 +270,7 @@ def test_fences_are_read_line_by_line() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_every_reference_passes_its_own_tests(name: str) -> None:
     rows = [json.loads(line) for line in (Path(str(DATA)) / f"{name}.jsonl").read_text().splitlines()]
-    with CodeVerifier(SandboxSettings(workers=2, seconds=20)) as verifier:
-        verdicts = verifier.verify_many([Case(fenced(row["reference"]), "") for row in rows], rows)
+    with CodeVerifier(SandboxSettings(workers=2, seconds=20)) as verifier, ThreadPoolExecutor(2) as threads:
+        verdicts = list(threads.map(lambda row: judged(verifier, fenced(row["reference"]), row), rows))
     assert len(verdicts) == SETS[name]
     assert {row["id"]: verdict for row, verdict in zip(rows, verdicts, strict=True) if not verdict.right} == {}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from r3.verify import Case, FunctionVerifier
+from r3.samples import Query
+from r3.verify import FunctionJudge
 from r3.verify.cage import Answer, Cage, CageSettings
 from tests.verify import judges
 from tests.verify.test_cage import gone
@@ -84,8 +87,10 @@ def test_a_forged_reply_is_an_error_and_spoils_no_other_case(what: str) -> None:
     assert [(answer.result, answer.failed) for answer in answers if answer is not answers[1]] == [(False, "")] * 3
 
 
-def test_a_verifier_counts_what_its_judge_did() -> None:
-    batch = [Case("nothing", ""), Case("right", ""), Case("many", ""), Case("nothing", "")]
-    with FunctionVerifier(FORGE, caged=True, workers=2, seconds=0.3) as verifier:
-        assert [verdict.right for verdict in verifier.verify_many(batch)] == [False] * 4
-        assert verifier.counts() == {"different": 2, "error": 2}
+def test_a_judge_tells_what_its_function_did() -> None:
+    judge = FunctionJudge(FORGE, caged=True, workers=2, seconds=0.3)
+    with closing(judge), ThreadPoolExecutor(4) as threads:
+        answers = ["nothing", "right", "many", "nothing"]
+        verdicts = list(threads.map(lambda answer: judge.judge(Query("q", "?"), answer), answers))
+    assert not any(verdict.right for verdict in verdicts)
+    assert Counter(verdict.reason for verdict in verdicts) == {"different": 2, "error": 2}

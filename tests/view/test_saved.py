@@ -11,8 +11,8 @@ import pytest
 
 from r3 import SampleBuffer
 from r3.run import RunFiles
+from r3.view.answers import group_view, peaks
 from r3.view.runs import open_runs
-from r3.view.samples import group_view, peaks
 
 
 def rows(run: Path) -> Iterator[dict[str, Any]]:

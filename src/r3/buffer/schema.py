@@ -221,6 +221,16 @@ def _create_tables(db: sqlite3.Connection) -> None:
     db.executescript(f"BEGIN; {_SCHEMA} {_DIGESTS}; COMMIT;")
 
 
+def files_of(path: str) -> dict[str, tuple[int, int]]:
+    """Which files bear the buffer's names now, by device and number."""
+    found = {}
+    for name in () if path == MEMORY else (path, path + "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(name)
+            found[name] = status.st_dev, status.st_ino
+    return found
+
+
 def sync_directory(path: str) -> None:
     """Make a rename in the directory of `path` survive a power cut."""
     fd = os.open(Path(path).resolve().parent, os.O_RDONLY)

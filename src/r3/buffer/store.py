@@ -7,8 +7,8 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -51,7 +51,7 @@ class SampleBuffer:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = self._connect()
-        self._files = self._in_place() if not read_only else {}
+        self._files = schema.files_of(self.path) if not read_only else {}
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str]) -> Self:
@@ -112,7 +112,7 @@ class SampleBuffer:
                     f"{self.path}: a sample of query {sample.query_id!r} at step {step} cannot be stored: {error}; "
                     "drop or repair it and add the batch again, nothing of it was stored"
                 ) from error
-        _enter_attempts(db, step, samples, keys)
+        totals.enter_attempts(db, step, samples, keys)
         after = before.plus(step, samples, max(before.queries, *keys.values()))
         totals.save(db, evict(db, after, keys.values(), self.per_query, self.total))
         totals.extend_digest(db, step, checksums)
@@ -369,20 +369,11 @@ class SampleBuffer:
             self._refuse_if_moved()
             with schema.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
                 yield db
-            self._files = self._in_place()
-
-    def _in_place(self) -> dict[str, tuple[int, int]]:
-        """Which files bear the buffer's names now."""
-        found = {}
-        for name in () if self.path == schema.MEMORY else (self.path, self.path + "-wal"):
-            with suppress(FileNotFoundError):
-                status = os.stat(name)
-                found[name] = status.st_dev, status.st_ino
-        return found
+            self._files = schema.files_of(self.path)
 
     def _refuse_if_moved(self) -> None:
         """Writing into a file that was removed or replaced would succeed, and be lost when we let go of it."""
-        now = self._in_place()
+        now = schema.files_of(self.path)
         for name, file in self._files.items():
             if now.get(name) != file:
                 raise SampleBufferError(
@@ -427,18 +418,6 @@ def _query_key(db: sqlite3.Connection, query_id: str) -> int:
         db.execute("INSERT INTO queries (uid) VALUES (?)", (query_id,))
         return _query_key(db, query_id)
     return int(row[0])
-
-
-def _enter_attempts(db: sqlite3.Connection, step: int, samples: Sequence[Sample], keys: dict[str, int]) -> None:
-    ledger: dict[tuple[int, int], list[bool]] = {}
-    for sample in samples:
-        if sample.outcome is not None:
-            ledger.setdefault((keys[sample.query_id], _reflection(sample.context.kind)), []).append(sample.outcome)
-    db.executemany(
-        "INSERT INTO attempts VALUES (?, ?, ?, ?, ?) ON CONFLICT (query, reflection, step) "
-        "DO UPDATE SET tried = tried + excluded.tried, solved = solved + excluded.solved",
-        [(query, kind, step, len(outcomes), int(sum(outcomes))) for (query, kind), outcomes in ledger.items()],
-    )
 
 
 def _several(query_ids: Iterable[str]) -> Iterable[str]:

@@ -110,6 +110,21 @@ def extend_digest(db: sqlite3.Connection, step: int, checksums: Sequence[tuple[i
     db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", (step, digest.digest()))
 
 
+def enter_attempts(db: sqlite3.Connection, step: int, samples: Sequence[Sample], keys: dict[str, int]) -> None:
+    """Add verified attempts to the ledger; `keys` are the queries'."""
+    ledger: dict[tuple[int, int], list[bool]] = {}
+    for sample in samples:
+        if sample.outcome is not None:
+            ledger.setdefault((keys[sample.query_id], int(sample.context.kind == "reflection")), []).append(
+                sample.outcome
+            )
+    db.executemany(
+        "INSERT INTO attempts VALUES (?, ?, ?, ?, ?) ON CONFLICT (query, reflection, step) "
+        "DO UPDATE SET tried = tried + excluded.tried, solved = solved + excluded.solved",
+        [(query, kind, step, len(outcomes), int(sum(outcomes))) for (query, kind), outcomes in ledger.items()],
+    )
+
+
 def rebuild(db: sqlite3.Connection, kept: dict[int, Totals]) -> list[Totals]:
     """The totals of every step, counted from the rows; `kept` says for its steps what rows cannot (ids, queries).
 

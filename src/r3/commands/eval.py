@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from r3.commands.eval_tasks import (
+    JUDGES,
+    OWN_TASK,
+    PAPER_TASKS,
+    TrainedRun,
+    benchmarks_of,
+    grader,
+    open_run,
+    prompting_of,
+)
+
 if TYPE_CHECKING:
     from r3.evaluate.results import Results
-    from r3.evaluate.run import Benchmark, Judge, Progress
+    from r3.evaluate.run import Benchmark, Progress
     from r3.policy.model import Policy
     from r3.samples import Query
-    from r3.tasks.datasets import Prompting
-
-PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
-EMBEDDED_TASK = "arithmetic"
 
 EPILOG = """\
 examples:
   r3 eval embedded --tasks arithmetic --samples 4 --max-tokens 44      in seconds, no network, no GPU
   r3 eval MODEL                                                        the paper's five benchmarks, 16 samples
+  r3 eval runs/r3-arithmetic-0                                         what a run trained, on its own held-out problems
+  r3 eval runs/mine --step 40 --tasks task,gsm8k-test                  an earlier checkpoint, there and on a set
   r3 eval MODEL --hard-subset-from evals/base --samples 256 --k 1,2,4,8,16,32,64,128,256 --out evals/hard
   r3 eval MODEL --max-tokens 4096,8192,16384,32768                     drawn once at the longest limit
   r3 eval --responses FILE.jsonl --tasks aime24                        judge what any model answered
@@ -37,22 +47,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `r3 eval`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a local folder, a hub id, or 'embedded'")
-    add("--tasks", type=_names, default=_names(PAPER_TASKS), metavar="A,B", help=f"sets or files ({PAPER_TASKS})")
+    add("model", nargs="?", metavar="MODEL", help="a local folder, a hub id, 'embedded', or the directory of a run")
+    add("--step", type=int, metavar="N", help="of a run: the checkpoint of that step (the newest)")
+    add("--tasks", type=_names, metavar="A,B", help=f"sets or files; 'task' is a run's own ({PAPER_TASKS})")
     add("--data", type=Path, metavar="DIR", help="folder of the sets (the environment variable R3_DATA)")
     add("--samples", type=_positive, default=16, metavar="N", help="answers to each problem (16)")
     add("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (0.6)")
     add("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling (0.95)")
     add("--top-k", type=int, default=0, metavar="K", help="only the likeliest K tokens; 0 for all (0)")
-    add("--max-tokens", type=_numbers, default=None, metavar="L", help="longest response; several give a curve (32768)")
+    add(
+        "--max-tokens",
+        type=_numbers,
+        default=None,
+        metavar="L",
+        help="longest response; several give a curve (32768, or the run's)",
+    )
     add("--k", type=_numbers, default=(), metavar="1,2,4", help="pass@k for these k; several give a curve (1,N)")
     add("--limit", type=_positive, metavar="N", help="only the first N problems of each set")
     add("--hard-subset-from", type=Path, metavar="DIR", help="only problems that the evaluation in DIR hardly solved")
     add("--hard-at-most", type=int, default=1, metavar="C", help="right answers there, at most (1)")
     add("--responses", type=Path, metavar="FILE", help="judge these saved responses instead of drawing new ones")
-    add("--judge", choices=("math", "boxed", "code"), default="math", help="of files: maths, equal boxes, tests (math)")
+    add("--judge", type=_judge_name, metavar="J", help="of files: math, boxed, code or package.module.function (math)")
+    add("--question-column", metavar="C", help="of files: the question's column (problem)")
+    add("--answer-column", metavar="C", help="of files: the reference answer's column (answer)")
+    add("--system", metavar="TEXT", help="system prompt (none, or the run's)")
+    add("--template", metavar="TEXT", help="made of a question: text with {question} and {any column}")
     add("--sandbox", choices=("auto", "namespaces", "landlock", "none"), default="auto", help="around code (auto)")
-    add("--out", type=Path, metavar="DIR", help="where results and responses go (evals/MODEL)")
+    add("--out", type=Path, metavar="DIR", help="where results and responses go (evals/MODEL, evals/RUN/step-N)")
     add("--parquet", action="store_true", help="also write the responses as Parquet")
     add("--name", help="the model's name in the table")
     add("--seed", type=int, default=0, metavar="S", help="of the answers and of the intervals (0)")
@@ -73,16 +94,51 @@ def run(arguments: argparse.Namespace) -> int:
         raise TaskError("r3 eval needs a MODEL to draw answers from, or --responses FILE to judge")
     if arguments.responses is None and arguments.k and max(arguments.k) > arguments.samples:
         raise TaskError(f"--k {max(arguments.k)} needs as many answers a problem: raise --samples to that")
+    trained = open_run(arguments) if arguments.responses is None else None
+    _fill_in(arguments, trained)
     if _curves_wanted(arguments):
         require_matplotlib()
-    out = arguments.out or Path("evals") / _label(arguments).replace("/", "-")
+    out = arguments.out or Path("evals") / (
+        _label(arguments).replace("/", "-") if trained is None else f"{trained.name}/step-{trained.step:06d}"
+    )
     with ExitStack() as stack:
-        results = _scored(arguments, out, stack) if arguments.responses is not None else _drawn(arguments, out, stack)
+        results = (
+            _scored(arguments, out, stack)
+            if arguments.responses is not None
+            else _drawn(arguments, out, stack, trained)
+        )
     _write_more(arguments, results, out)
+    if trained is not None and arguments.out is None:
+        _write_side_by_side(out.parent)
     return 0
 
 
-def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Results:
+def _fill_in(arguments: argparse.Namespace, trained: TrainedRun | None) -> None:
+    """What was not given, as it is for a model or for a run."""
+    from r3.errors import ConfigError
+
+    if arguments.tasks is None:
+        arguments.tasks = _names(PAPER_TASKS) if trained is None else (OWN_TASK,)
+    if trained is None and OWN_TASK in arguments.tasks:
+        raise ConfigError("--tasks task is a run's own task: give the directory of a run as MODEL")
+    if trained is not None:
+        arguments.max_tokens = arguments.max_tokens or (trained.config.rollout.max_tokens,)
+        arguments.name = arguments.name or trained.label
+
+
+def _write_side_by_side(folder: Path) -> None:
+    """The results of all of a run's checkpoints as one table, in the order of their steps."""
+    from r3.evaluate.results import paper_table
+    from r3.run.files import write_atomically
+
+    found = [json.loads(path.read_bytes()) for path in sorted(folder.glob("step-*/results.json"))]
+    table = paper_table(found)
+    write_atomically(folder / "results.md", f"{table}\n".encode())
+    if len(found) > 1:
+        print(f"\n{table}\n\nside by side: {folder / 'results.md'}")
+
+
+def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: TrainedRun | None) -> Results:
     """Answers from a model."""
     from r3.config import validate
     from r3.errors import ConfigError
@@ -90,14 +146,14 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Result
     from r3.method.reflection import plain_prompt
     from r3.policy.model import Policy
     from r3.rollout.protocol import Sampling
-    from r3.tasks.datasets import Prompting
     from r3.train.build import make_engine
 
-    model = {"path": arguments.model, "device": arguments.device, "dtype": arguments.dtype}
+    path = arguments.model if trained is None else str(trained.policy)
+    model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
     config = validate({"model": model, "rollout": {"engine": arguments.engine, "max_rows": arguments.max_rows}})
     policy = Policy.load(config.model)
-    prompting = Prompting(chat=not arguments.plain and bool(getattr(policy.tokenizer, "chat_template", None)))
-    benchmarks = _benchmarks(arguments, prompting, stack)
+    prompting = prompting_of(arguments, policy.tokenizer, trained)
+    benchmarks = benchmarks_of(arguments, prompting, stack, trained)
     try:
         sampling = Sampling(
             max_tokens=max(_limits(arguments)),
@@ -122,7 +178,7 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Result
         out,
         encode=encode,
         model=_label(arguments),
-        about={"model": arguments.model, "grader": _grader(arguments), "chat": prompting.chat},
+        about={"model": path, "grader": grader(arguments), "chat": prompting.chat, **_asked_otherwise(arguments)},
         notes=_notes(arguments),
         ks=arguments.k,
         seed=arguments.seed,
@@ -134,12 +190,11 @@ def _scored(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Resul
     """Answers from a file."""
     from r3.evaluate.run import score_responses
     from r3.evaluate.saved import SavedResponses
-    from r3.tasks.datasets import Prompting
 
-    benchmarks = _benchmarks(arguments, Prompting(), stack)
+    benchmarks = benchmarks_of(arguments, prompting_of(arguments, None, None), stack)
     tasks = {benchmark.name: benchmark.queries for benchmark in benchmarks}
     saved = SavedResponses(arguments.responses, tasks, count_tokens=_token_counter(arguments.model))
-    about = {"responses": str(arguments.responses), "grader": _grader(arguments)}
+    about = {"responses": str(arguments.responses), "grader": grader(arguments)}
     results = score_responses(
         saved,
         benchmarks,
@@ -176,117 +231,10 @@ def _write_more(arguments: argparse.Namespace, results: Results, out: Path) -> N
     print(f"results: {out / 'results.md'}, {out / 'results.json'}; every response: {out / 'responses.jsonl'}")
 
 
-def _benchmarks(arguments: argparse.Namespace, prompting: Prompting, stack: ExitStack) -> list[Benchmark]:
-    """The tasks of the command line, cut down to the hard subset and the limit."""
-    from r3.evaluate.run import Benchmark
-    from r3.evaluate.subset import check_fresh, chosen, hard_subset
-    from r3.tasks.datasets import CODE, SETS, load_file, load_set
-
-    found: list[Benchmark] = []
-    judge: Judge | None = None
-    code_judge: Judge | None = None
-    for name in arguments.tasks:
-        if name == EMBEDDED_TASK:
-            found.append(_embedded_benchmark())
-            continue
-        title = SETS[name].title if name in SETS else Path(name).stem
-        if name in CODE or arguments.judge == "code":
-            code_judge = code_judge or stack.enter_context(_code_judge(arguments.sandbox))
-            found.append(Benchmark(name, title, _code(name, arguments, prompting), code_judge, extract=_no_vote))
-            continue
-        judge = judge or stack.enter_context(_maths_judge(arguments.judge))
-        queries = (
-            load_set(name, folder=arguments.data, prompting=prompting)
-            if name in SETS or not Path(name).suffix
-            else load_file(Path(name), prompting=prompting)
-        )
-        found.append(Benchmark(name, title, queries, judge))
-    if arguments.hard_subset_from is not None:
-        source = arguments.hard_subset_from
-        if arguments.responses is None:
-            check_fresh(source, arguments.model, arguments.seed)
-        hard = chosen(hard_subset(source, arguments.hard_at_most), arguments.tasks, source)
-        found = [_only(mark, [query for query in mark.queries if query.id in hard[mark.name]]) for mark in found]
-    return [_only(mark, mark.queries[: arguments.limit]) for mark in found]
-
-
-def _only(benchmark: Benchmark, queries: Sequence[Query]) -> Benchmark:
-    from dataclasses import replace
-
-    return replace(benchmark, queries=queries)
-
-
-def _embedded_benchmark() -> Benchmark:
-    from r3.config import load_config
-    from r3.evaluate.run import Benchmark
-    from r3.tasks import load_task
-
-    task = load_task(load_config(None).task, seed=0)
-
-    def judge(query: Query, completion: str, truncated: bool) -> tuple[bool, str]:
-        verdict = task.verify(query, completion)
-        return (False, "truncated") if truncated else (verdict.right, verdict.reason)
-
-    return Benchmark(EMBEDDED_TASK, "Arithmetic", task.heldout, judge, extract=_after_mark)
-
-
-def _after_mark(text: str) -> str | None:
-    _, mark, answer = text.rpartition("#")
-    return answer.strip() if mark else None
-
-
-def _code(name: str, arguments: argparse.Namespace, prompting: Prompting) -> Sequence[Query]:
-    """Problems of code, with the instruction of the code task in place of that for maths."""
-    from dataclasses import replace
-
-    from r3.tasks.code import load_code
-    from r3.tasks.settings import CodeSettings
-
-    instruction = CodeSettings.model_fields["instruction"].default
-    return load_code(name, replace(prompting, instruction=instruction), arguments.data)
-
-
-def _no_vote(_: str) -> None:
-    """Programs are not counted for a majority: those that do the same are seldom the same text."""
-
-
-@contextmanager
-def _code_judge(walls: Any) -> Iterator[Judge]:
-    from r3.verify.code import CodeVerifier
-    from r3.verify.sandbox import SandboxSettings
-
-    with CodeVerifier(SandboxSettings(walls=walls)) as verifier:
-        verifier.start()  # a machine that cannot isolate code is found out before answers are drawn
-        yield lambda query, text, cut: _pair(verifier.verify(text, truncated=cut, columns=query.columns))
-
-
-@contextmanager
-def _maths_judge(name: str) -> Iterator[Judge]:
-    from r3.tasks.files import boxed_verdict
-
-    if name == "boxed":
-        yield lambda query, text, cut: (False, "truncated") if cut else _pair(boxed_verdict(query, text))
-        return
-    from r3.verify import MathVerifier
-
-    with MathVerifier() as verifier:
-        yield lambda query, text, cut: _pair(verifier.verify(text, query.answer, truncated=cut))
-
-
-def _pair(verdict: Any) -> tuple[bool, str]:
-    return verdict.right, verdict.reason
-
-
-def _grader(arguments: argparse.Namespace) -> str:
-    """What the verdicts depend on: the grader and its version."""
-    from r3 import __version__
-    from r3.tasks.datasets import CODE
-
-    others = [name for name in arguments.tasks if name != EMBEDDED_TASK and name not in CODE]
-    judges = [arguments.judge] if others else []
-    judges += ["code"] if set(arguments.tasks) & set(CODE) and "code" not in judges else []
-    judge = " and ".join(judges) or "the task's own"
-    return f"{judge}, r3 {__version__}"
+def _asked_otherwise(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of the prompts, if anything: answers drawn without it are others."""
+    given = {name: getattr(arguments, name) for name in ("system", "template", "question_column", "answer_column")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _notes(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -352,6 +300,12 @@ def _limits(arguments: argparse.Namespace) -> tuple[int, ...]:
 def _label(arguments: argparse.Namespace) -> str:
     source = arguments.model or arguments.responses.stem
     return str(arguments.name or str(source).rstrip("/").rpartition("/")[2])
+
+
+def _judge_name(text: str) -> str:
+    if text not in JUDGES and "." not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(JUDGES)}, nor package.module.function")
+    return text
 
 
 def _names(text: str) -> tuple[str, ...]:

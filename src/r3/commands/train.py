@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from r3.errors import SIGNALS
+
+if TYPE_CHECKING:
+    from r3.config import Config
 
 
 def add_arguments(train: argparse.ArgumentParser) -> None:
@@ -18,6 +22,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
         "--allow-changed-data", action="store_true", help="with --resume: go on though data set or tokenizer changed"
     )
     train.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and stop")
+    train.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors, and stop")
     train.add_argument("--changed", action="store_true", help="with --print-config: only what differs from defaults")
     train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
     train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of so many")
@@ -31,19 +36,20 @@ def run(arguments: argparse.Namespace) -> int:
     from r3.config_text import describe
     from r3.errors import ConfigError
 
+    if arguments.schema:
+        return _print_schema()
     recipe, overrides = arguments.recipe, list(arguments.overrides)
     if recipe is not None and "=" in recipe:  # no recipe, overrides only
         recipe, overrides = None, [recipe, *overrides]
-    given = load_config(Path(recipe) if recipe else None, overrides)
-    if arguments.resume is not None:
+    if arguments.resume is None:
+        config = load_config(Path(recipe) if recipe else None, overrides)
+    else:
         from r3.train.resume import resumed_config
 
-        if recipe is None and overrides:
+        if recipe is None:  # overrides are of the run's own settings, and need not go with the defaults
             config = resumed_config(arguments.resume, overrides=overrides)
         else:
-            config = resumed_config(arguments.resume, given=given if recipe else None)
-    else:
-        config = given
+            config = resumed_config(arguments.resume, given=load_config(Path(recipe), overrides))
     if arguments.changed and not arguments.print_config:
         raise ConfigError("--changed is for --print-config: r3 train … --print-config --changed")
     if arguments.allow_changed_data and arguments.resume is None:
@@ -64,23 +70,33 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(dry_run(config, processes=processes or 1))
         return 0
-    return _run_training(config, arguments)
+    if arguments.resume is not None:  # what the run was begun with is in its own config
+        recipe, overrides = str(arguments.resume / "config.yaml"), []
+    return _run_training(config, arguments, recipe, overrides)
 
 
-def _run_training(config: object, arguments: argparse.Namespace) -> int:
+def _print_schema() -> int:
+    import json
+
+    from r3.config import Config
+    from r3.config_text import schema
+
+    print(json.dumps(schema(Config), indent=1, ensure_ascii=False))
+    return 0
+
+
+def _run_training(config: Config, arguments: argparse.Namespace, recipe: str | None, overrides: list[str]) -> int:
     import contextlib
     import logging
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
-    from r3.config import Config
-    from r3.train.report import print_report
     from r3.train.session import train
+    from r3.train.summary import print_report
 
-    assert isinstance(config, Config)
     finished = train(config, arguments.resume, allow_changed_data=arguments.allow_changed_data)
     if finished is None:  # not the process that leads
         return 0
     if not arguments.quiet and finished.stopped_by is None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads any more: the run is finished all the same
-            print_report(finished.directory)
+            print_report(finished.directory, config, recipe, overrides)
     return 0 if finished.stopped_by is None else SIGNALS[finished.stopped_by]

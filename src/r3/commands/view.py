@@ -52,32 +52,19 @@ def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
     import signal
     import threading
 
-    from r3.view.api import Api
-    from r3.view.runs import Indexer
-    from r3.view.server import open_server
+    from r3.view.serving import Viewer
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
-    api = Api(runs)
-    server = open_server(api, arguments.host, arguments.port)
-    for run in runs:
-        run.refresh()  # the curves come first
-    indexer = Indexer(runs, lambda: api.asked)
-    # Asked to end (Ctrl-C, SIGTERM): `serve_forever` must be told from another thread.
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
-    serving.start()
-    indexer.start()
-    print(f"r3 view: {server.url}", flush=True)
-    print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-    if not arguments.no_browser and server.token is None:
-        _open_browser(server.url)
-    while not ended.wait(3600):
-        pass
-    server.shutdown()
-    indexer.stop()
-    server.server_close()
+    with Viewer(runs, host=arguments.host, port=arguments.port) as viewer:
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: ended.set())
+        print(f"r3 view: {viewer.url}", flush=True)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        if not arguments.no_browser and viewer.private:
+            _open_browser(viewer.url)
+        while not ended.wait(3600):
+            pass
     return 0
 
 

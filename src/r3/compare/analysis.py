@@ -78,7 +78,7 @@ class Comparison:
 
     def label(self, name: str) -> str:
         """A variant's name in tables and figures, with what nobody should overlook about it."""
-        return f"{name} (truncated masked)" if self.masked(name) else name
+        return f"{name.removesuffix('-masked')} (truncated masked)" if self.masked(name) else name
 
     def masked(self, name: str) -> bool:
         """Whether truncated answers are masked out of its loss, so that it does not learn to stop."""

@@ -78,9 +78,9 @@ def _setting(c: Comparison) -> list[str]:
         f"Recipe {c.plan['recipe'] or 'embedded default'}, model {model['path']}, task {_task_name(task)}; "
         f"{c.plan['tokens']:,} generated tokens per cell, {seed_list(c.plan['seeds'])}; "
         f"{train['queries_per_step']} queries × {rollout['group_size']} answers per step, "
-        f"at most {rollout['max_tokens']} tokens each, learning rate {train['learning_rate']:g}. Equal for all "
-        f"methods; the tokens of reflection groups and of resampled groups count. "
-        f"torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
+        f"at most {rollout['max_tokens']} tokens each{_held_out_limit(common)}, learning rate "
+        f"{train['learning_rate']:g}. Equal for all methods; the tokens of reflection groups and of resampled groups "
+        f"count. torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
     ]
     if c.exploratory:
         said.append(
@@ -94,6 +94,12 @@ def _setting(c: Comparison) -> list[str]:
         cells = ", ".join(f"{name} seed {seed}" for name, seed in c.missing)
         said.append(f"**Not finished:** {cells}. What follows is of the other cells.")
     return said
+
+
+def _held_out_limit(common: dict[str, dict[str, object]]) -> str:
+    """The limit of held-out answers, where it is another."""
+    limit = common.get("evaluate", {}).get("max_tokens")
+    return "" if limit is None else f" ({limit} of held-out ones)"
 
 
 def _task_name(task: dict[str, object]) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from r3.answers import Answer, drawn, judge_all
 from r3.evaluate.intervals import wilson
 from r3.evaluate.passk import estimate, pass_at_k
-from r3.rollout.protocol import Engine, Request, Sampling
+from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks.base import Task
+from r3.verify.base import Verdict
 
 RESAMPLES = 1_000
 """Of the interval over problems: an evaluation during training is one of many."""
@@ -70,14 +72,16 @@ def evaluate(
 ) -> HeldOut:
     """Answer every prompt `samples` times and count the right answers. The same seed asks in the same way."""
     requests = [Request(tokens, samples, seed + place) for place, (_, tokens) in enumerate(prompts)]
+    asked = [(query, task.judge) for query, _ in prompts]
     right = [0] * len(prompts)
     truncated = tokens = 0
-    for response in engine.generate(requests, sampling):
-        tokens += len(response.tokens)
-        if response.finish == "length":
-            truncated += 1
-            continue
-        text = tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
-        right[response.request] += task.verify(prompts[response.request][0], text).right
+
+    def keep(answer: Answer[Response], verdict: Verdict) -> None:
+        nonlocal truncated, tokens
+        tokens += len(answer.source.tokens)
+        truncated += answer.truncated
+        right[answer.source.request] += verdict.right and not answer.truncated
+
+    judge_all(drawn(engine, requests, sampling, tokenizer, asked), keep)
     answers = max(1, len(prompts) * samples)
     return HeldOut(right, samples, truncated / answers, tokens / answers)

@@ -26,7 +26,7 @@ class Accuracy:
         return f"{self.right}/{self.total} = {self.share:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(right: float, total: float, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's 95 % interval for a proportion: sound at 0, at 1 and for small counts, where ± 2σ is not.
 
     >>> [round(x, 4) for x in wilson(0, 10)], [round(x, 4) for x in wilson(50, 100)]

@@ -120,13 +120,13 @@ def _levels(strata: Sequence[Scores], means: Scores, value: float, level: float)
     influence = np.concatenate([(scores - scores.mean()) / scores.size for scores in strata])
     skew = float((influence**3).sum() / (6 * (influence**2).sum() ** 1.5))
     freedom = influence.size - len(strata)
-    reach = _student(freedom, (1 + level) / 2) * math.sqrt(influence.size / freedom)
+    reach = student(freedom, (1 + level) / 2) * math.sqrt(influence.size / freedom)
     # The bound on the divisor matters for a handful of problems only, where the interval is most of [0, 1] anyway.
     low, high = (_NORMAL.cdf(bias + (bias + z) / max(0.1, 1 - skew * (bias + z))) for z in (-reach, reach))
     return low, high
 
 
-def _student(freedom: int, probability: float) -> float:
+def student(freedom: int, probability: float) -> float:
     """Quantile of Student's t, by its expansion around the normal's: within 1 % from 4 degrees of freedom on."""
     z = _NORMAL.inv_cdf(probability)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

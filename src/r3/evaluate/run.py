@@ -17,14 +17,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r3.answers import Answer, drawn, judge_all
 from r3.errors import TaskError
 from r3.evaluate.responses import ANSWER_LIMIT, Finished, Judged, Key, ResponseLog
 from r3.evaluate.results import Results, by_problem, summarise, write_results
@@ -33,15 +32,12 @@ from r3.run.errors import write_failed
 from r3.run.files import write_atomically
 from r3.run.lock import lock_run
 from r3.samples import IntArray, Query
+from r3.verify.base import Judge, Verdict
 from r3.verify.boxes import boxed_answer
 
-Judge = Callable[[Query, str, bool], tuple[bool, str]]
-"""(query, completion, truncated) → right or wrong, and why. Called from several threads at once."""
 Progress = Callable[[int, int | None], None]
 """Told how many answers are in, and how many there will be (None: not known)."""
 
-JUDGES = 8
-"""Threads that wait for verdicts."""
 BACKLOG = 256
 """Most answers that wait for one, before no more are drawn."""
 BATCH, SECONDS = 64, 5.0
@@ -103,13 +99,15 @@ def evaluate_model(
             for mark, query, i in missing
         ]
 
-        def finished() -> Iterator[Finished]:
-            for response in engine.generate(requests, sampling) if requests else ():
-                mark, query, i = missing[response.request]
-                text = tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
-                yield Finished(mark.name, query, i, text, len(response.tokens), response.finish == "length")
+        def answers() -> Iterator[Answer[_Place]]:
+            asked = [(query, mark.judge) for mark, query, _ in missing]
+            for one in drawn(engine, requests, sampling, tokenizer, asked):
+                mark, _, i = missing[one.source.request]
+                yield Answer(
+                    one.query, one.judge, one.text, one.truncated, _Place(mark.name, i, len(one.source.tokens))
+                )
 
-        _judge_all(finished(), log, benchmarks, _counted(progress, log, len(wanted) - len(missing), len(wanted)))
+        _judge_and_keep(answers(), log, benchmarks, _counted(progress, log, len(wanted) - len(missing), len(wanted)))
         return _summed_up(
             log, benchmarks, samples, out, model=model, about={**drawn_with, **(notes or {})}, ks=ks, seed=seed
         )
@@ -130,8 +128,13 @@ def score_responses(
     """Judge and sum up responses that exist already; those judged before are not judged again."""
     with evaluation(out, about) as log:
         done: set[Key] = set(log.judged)
-        missing = (one for one in responses if (one.task, one.query.id, one.sample) not in done)
-        _judge_all(missing, log, benchmarks, _counted(progress, log, len(done)))
+        judges = {mark.name: mark.judge for mark in benchmarks}
+        missing = (
+            Answer(one.query, judges[one.task], one.text, one.truncated, _Place(one.task, one.sample, one.tokens))
+            for one in responses
+            if (one.task, one.query.id, one.sample) not in done
+        )
+        _judge_and_keep(missing, log, benchmarks, _counted(progress, log, len(done)))
         return _summed_up(log, benchmarks, None, out, model=model, about={**about, **(notes or {})}, ks=ks, seed=seed)
 
 
@@ -169,51 +172,54 @@ def _check_about(path: Path, about: Mapping[str, Any]) -> None:
         )
 
 
-def _judge_all(
-    finished: Iterable[Finished], log: ResponseLog, benchmarks: Sequence[Benchmark], tell: Callable[[], None]
-) -> None:
-    """Judge the answers on other threads while more are drawn, and keep them in the order in which they came."""
-    by_name = {mark.name: mark for mark in benchmarks}
-    waiting: deque[Future[tuple[Judged, str]]] = deque()
-    ready: list[tuple[Judged, str]] = []
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which answer of an evaluation it is, and how long."""
 
-    def keep() -> None:
+    task: str
+    sample: int
+    tokens: int | None
+
+
+def _judge_and_keep(
+    answers: Iterable[Answer[_Place]], log: ResponseLog, benchmarks: Sequence[Benchmark], tell: Callable[[], None]
+) -> None:
+    """Judge the answers while more are drawn, and write them down a batch at a time, in the order they came in."""
+    extract = {mark.name: mark.extract for mark in benchmarks}
+    ready: list[tuple[Judged, str]] = []
+    written = time.monotonic()
+
+    def write() -> None:
+        nonlocal written
         log.append(ready)
         ready.clear()
         tell()
+        written = time.monotonic()
+
+    def keep(answer: Answer[_Place], verdict: Verdict) -> None:
+        ready.append((_judged(answer, verdict, extract[answer.source.task]), answer.text))
+        if len(ready) >= BATCH or time.monotonic() - written > SECONDS:
+            write()
 
     tell()
-    with ThreadPoolExecutor(JUDGES, thread_name_prefix="r3-judge") as pool:
-        written = time.monotonic()
-        try:
-            for one in finished:
-                waiting.append(pool.submit(_judged, one, by_name[one.task]))
-                while waiting and (waiting[0].done() or len(waiting) > BACKLOG):
-                    ready.append(waiting.popleft().result())
-                if len(ready) >= BATCH or time.monotonic() - written > SECONDS:
-                    keep()
-                    written = time.monotonic()
-            while waiting:
-                ready.append(waiting.popleft().result())
-        finally:  # whatever was drawn is kept, also when the engine fails, a judge does, or the user stops it
-            ready += [verdict.result() for verdict in waiting if verdict.exception() is None]
-            keep()
+    try:
+        judge_all(answers, keep, backlog=BACKLOG)
+    finally:
+        write()
 
 
-def _judged(one: Finished, benchmark: Benchmark) -> tuple[Judged, str]:
-    right, reason = benchmark.judge(one.query, one.text, one.truncated)
-    answer = None if one.truncated else benchmark.extract(one.text)
-    judged = Judged(
-        task=one.task,
-        id=one.query.id,
-        sample=one.sample,
-        right=right and not one.truncated,  # whatever the judge says: a cut answer is not an answer
-        reason=reason,
-        answer=answer[:ANSWER_LIMIT] if answer is not None else None,
-        tokens=one.tokens,
-        truncated=one.truncated,
+def _judged(answer: Answer[_Place], verdict: Verdict, extract: Callable[[str], str | None]) -> Judged:
+    vote = None if answer.truncated else extract(answer.text)
+    return Judged(
+        task=answer.source.task,
+        id=answer.query.id,
+        sample=answer.source.sample,
+        right=verdict.right and not answer.truncated,  # whatever the judge says: a cut answer is not an answer
+        reason=verdict.reason,
+        answer=vote[:ANSWER_LIMIT] if vote is not None else None,
+        tokens=answer.source.tokens,
+        truncated=answer.truncated,
     )
-    return judged, one.text
 
 
 def _counted(progress: Progress | None, log: ResponseLog, before: int, total: int | None = None) -> Callable[[], None]:

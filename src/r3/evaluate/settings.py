@@ -16,5 +16,7 @@ class EvaluateSettings(Settings):
     """Evaluate whenever so many more tokens have been generated in training; 0 to count steps alone."""
     samples: int = Field(1, ge=1, le=100_000)
     """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
+    max_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    """Longest held-out answer, e.g. more than in training, where the limit saves time; None: rollout.max_tokens."""
     temperature: float = Field(1.0, ge=0, le=1e3)
     """Sampling temperature of the evaluation; 0 is greedy."""

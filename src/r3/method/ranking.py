@@ -86,6 +86,34 @@ def ranked_rewards(scores_N: npt.NDArray[np.int64], *, max_reward: float) -> Arr
     return np.asarray(max_reward * (1 - mean_rank_N / (n - 1)), dtype=np.float64)
 
 
+def ordered_pairs(scores: npt.ArrayLike, right: npt.ArrayLike) -> tuple[float, int]:
+    """Of how many pairs of a right and a wrong response the right one has the higher score (a tie counts half), and of
+    how many there are: their ratio is the AUC of the score.
+
+    >>> ordered_pairs([3, 1, 2], [True, False, False]), ordered_pairs([1, 1, 2], [True, False, False])
+    ((2.0, 2), (0.5, 2))
+    """
+    scores_N, right_N = np.asarray(scores, np.float64), np.asarray(right, bool)
+    gaps = scores_N[right_N][:, None] - scores_N[~right_N][None, :]
+    return float((gaps > 0).sum() + (gaps == 0).sum() / 2), gaps.size
+
+
+def late_pairs(
+    entropies: Sequence[npt.NDArray[np.floating[Any]]], right: Sequence[bool], *, limit: int, peak_fraction: float
+) -> tuple[float, int]:
+    """`ordered_pairs` of SERR's order, had responses been cut at half their `limit`: does it tell who finishes right?
+
+    Responses that went on past that point are ordered by what was seen until then, and judged by how they ended. It
+    costs no tokens, as the continuation is there already.
+    """
+    cut = limit // 2
+    late = [i for i, h_L in enumerate(entropies) if len(h_L) > cut > 0]
+    if len(late) < 2:
+        return 0.0, 0
+    peaks_N, globals_N = structure([entropies[i][:cut] for i in late], peak_fraction=peak_fraction)
+    return ordered_pairs(dominance_scores(peaks_N, globals_N), [right[i] for i in late])
+
+
 def _checked(given: Any, index: int) -> npt.NDArray[np.floating[Any]]:
     h_L = np.asarray(given)
     if h_L.dtype != np.float32:  # what engines give stays as it is; sums are taken in float64 either way

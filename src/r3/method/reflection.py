@@ -17,6 +17,9 @@ Departures from the paper, and choices it leaves open:
   (`max_share`) and a pause while the model has no use for its own failures (`min_lift`) are ours.
 - A query may be given up after reflection answers in vain (`give_up_after`, beyond the paper): a reflection group costs
   what a plain one costs, and a model that cannot use its own mistakes would go on paying.
+- An attempt that the length limit cut is called cut, not wrong (`cut_guidance`); a reasoning model's thought can be
+  left out (`show`), the question's format instruction is asked for again behind the attempt, and special tokens that a
+  model wrote out as text are broken up, since they would end the turn.
 - The prompt fits a token budget. The shown attempt is shortened in its middle, since its start holds the approach and
   its end the error's outcome; the question is never cut. Where even an empty attempt does not fit, there is no
   reflection prompt, and the reason is counted.
@@ -33,6 +36,9 @@ import numpy as np
 
 from r3.method.settings import ReflectionSettings
 from r3.samples import Context, IntArray, Message, PromptText, Query, Sample
+
+END_OF_THOUGHT = "</think>"
+"""What closes the thought of a reasoning model."""
 
 WhyNot = Literal[
     "off", "early", "never_tried", "not_hard", "solved", "given_up", "paused", "no_share", "no_failure", "too_long"
@@ -132,7 +138,8 @@ def reflect(
     if not wrong:
         return "no_failure"
     shown = wrong[int(rng.integers(len(wrong)))]
-    fitted = _fitted(query, shown.tokens.tolist(), shown.feedback or shown.reason, tokenizer, settings)
+    attempt = Attempt(shown.tokens.tolist(), shown.feedback or shown.reason, shown.truncated)
+    fitted = _fitted(query, attempt, tokenizer, settings)
     if fitted is None:
         return "too_long"
     text, tokens = fitted
@@ -141,25 +148,37 @@ def reflect(
 
 def plain_prompt(query: Query, tokenizer: Tokenizer) -> IntArray:
     """Token ids of the query itself: through the chat template if it is a chat, as plain text if it is a string."""
-    return np.asarray(_tokenize(query.prompt, tokenizer), dtype=np.int32)
+    return np.asarray(_tokenize(query.prompt, query, tokenizer), dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a reflection prompt shows of a past answer."""
+
+    tokens: list[int]
+    feedback: str = ""
+    cut: bool = False
 
 
 def reflection_prompt(
     query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> IntArray | None:
     """Token ids of query ⊕ attempt ⊕ guidance within `max_prompt_tokens`; None if the question alone does not fit."""
-    fitted = _fitted(query, attempt, "", tokenizer, settings)
+    fitted = _fitted(query, Attempt(attempt), tokenizer, settings)
     return None if fitted is None else np.asarray(fitted[1], dtype=np.int32)
 
 
 def _fitted(
-    query: Query, attempt: list[int], feedback: str, tokenizer: Tokenizer, settings: ReflectionSettings
+    query: Query, shown: Attempt, tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> tuple[PromptText, list[int]] | None:
     """The filled template and its token ids, with as much of the attempt as fits."""
+    attempt = _behind_the_thought(shown.tokens, tokenizer) if settings.show == "answer" else shown.tokens
+    special = _special_texts(tokenizer)
 
     def build(kept: int) -> tuple[PromptText, list[int]]:
-        text = _filled(query, shortened(attempt, kept, tokenizer, settings.cut_marker), feedback, settings)
-        return text, _tokenize(text, tokenizer)
+        text = harmless(shortened(attempt, kept, tokenizer, settings.cut_marker), special)
+        prompt = _filled(query, text, shown, settings)
+        return prompt, _tokenize(prompt, query, tokenizer)
 
     whole = build(len(attempt))
     if len(whole[1]) <= settings.max_prompt_tokens:
@@ -187,27 +206,59 @@ def shortened(attempt: list[int], kept: int, tokenizer: Tokenizer, marker: str) 
     return (before + marker + after).strip()
 
 
-def _filled(query: Query, attempt: str, feedback: str, settings: ReflectionSettings) -> PromptText:
+def _behind_the_thought(attempt: list[int], tokenizer: Tokenizer) -> list[int]:
+    """The tokens behind the last </think>; all of them where none closes a thought."""
+    _, closed, said = tokenizer.decode(attempt, skip_special_tokens=True).rpartition(END_OF_THOUGHT)
+    return list(tokenizer.encode(said.strip(), add_special_tokens=False)) if closed else attempt
+
+
+def _special_texts(tokenizer: Tokenizer) -> list[str]:
+    """Texts that the tokenizer makes a token of its own of, such as <|im_end|>, the longest first."""
+    added = getattr(tokenizer, "get_added_vocab", None)
+    texts = {*(added() if added is not None else ()), *getattr(tokenizer, "all_special_tokens", ())}
+    return sorted((text for text in texts if len(text.strip()) > 1), key=len, reverse=True)
+
+
+def harmless(text: str, special: Sequence[str]) -> str:
+    """The text with a space in every special text, so that nothing in it can end a turn or open a thought.
+
+    >>> harmless("so 4<|im_end|>", ["<|im_end|>"])
+    'so 4< |im_end|>'
+    """
+    for mark in special:
+        text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+    return text
+
+
+def _filled(query: Query, attempt: str, shown: Attempt, settings: ReflectionSettings) -> PromptText:
     """The query's prompt with its question (a chat's last user turn) replaced by the filled template."""
-    parts = {"attempt": attempt, "feedback": feedback, "guidance": settings.guidance}
+    parts = {
+        "attempt": attempt,
+        "feedback": shown.feedback,
+        "guidance": settings.cut_guidance if shown.cut else settings.guidance,
+        "instruction": query.instruction,
+    }
+    template = settings.template
+    if not query.instruction:  # nor the blank lines before it
+        template = re.sub(r"\s*\{instruction\}", "", template)
     if isinstance(query.prompt, str):
-        return _fill(settings.template, question=query.prompt, **parts)
+        return _fill(template, question=query.prompt, **parts)
     last = max((i for i, turn in enumerate(query.prompt) if turn.role == "user"), default=None)
     if last is None:
         raise ValueError(f"query {query.id!r} is a chat without a user turn; reflection needs a question to ask again")
-    retry = _fill(settings.template, question=query.prompt[last].content, **parts)
+    retry = _fill(template, question=query.prompt[last].content, **parts)
     return (*query.prompt[:last], Message("user", retry), *query.prompt[last + 1 :])
 
 
 def _fill(template: str, **parts: str) -> str:
     # One pass, not str.format: questions are full of LaTeX braces, and an attempt may itself say "{question}".
-    return re.sub(r"\{(question|attempt|feedback|guidance)\}", lambda slot: parts[slot.group(1)], template)
+    return re.sub(r"\{(question|attempt|feedback|guidance|instruction)\}", lambda slot: parts[slot.group(1)], template)
 
 
-def _tokenize(prompt: PromptText, tokenizer: Tokenizer) -> list[int]:
+def _tokenize(prompt: PromptText, query: Query, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt, add_special_tokens=True))
-    turns = [{"role": turn.role, "content": turn.content} for turn in prompt]
+    turns = [turn.as_dict() for turn in prompt]
     # The template writes its own special tokens; encoding its text keeps this to what every tokenizer offers.
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **query.chat_options)
     return list(tokenizer.encode(text, add_special_tokens=False))

@@ -13,24 +13,33 @@ Departures from the papers:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from r3.method.settings import OverlongSettings, RewardSettings
 
 
-def reward_parts(right: bool, length: int, settings: RewardSettings, *, limit: int) -> dict[str, float]:
+def reward_parts(
+    right: bool, length: int, settings: RewardSettings, *, limit: int, scores: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """What the reward of an answer of `length` tokens, of at most `limit`, is the sum of.
 
-    `settings` are those of a method (`RewardSettings.of`), with nothing left to be settled.
+    `settings` are those of a method (`RewardSettings.of`), with nothing left to be settled. `scores` stand in for the 1
+    of a right answer, where the judge gives them.
 
     >>> paper = RewardSettings().of("r3")
     >>> reward_parts(True, 8192, paper, limit=8192), reward_parts(False, 8192, paper, limit=8192)
     ({'correct': 1.0, 'length': 0.75}, {'correct': 0.0, 'length': 0.0})
     >>> reward_parts(True, 8192, RewardSettings().of("dapo"), limit=8192)
     {'correct': 1.0, 'length': 0.0, 'overlong': -0.5}
+    >>> reward_parts(True, 9, RewardSettings().of("grpo"), limit=9, scores={"matches": 1.0, "polite": 0.1})
+    {'matches': 1.0, 'polite': 0.1}
     """
     if settings.length_bonus == "auto" or settings.overlong.enabled == "auto":
         raise ValueError("the reward depends on the method: use RewardSettings.of(method's name)")
     bonus = max(0.0, 1 - length / settings.length_limit) if right and settings.length_bonus else 0.0
-    parts = {"correct": float(right), "length": bonus}
+    parts = {"correct": float(right), "length": bonus} if scores is None else dict(scores)
+    if settings.length_bonus:
+        parts["length"] = bonus
     return parts | {"overlong": overlong(length, settings.overlong, limit)} if settings.overlong.enabled else parts
 
 
@@ -42,5 +51,5 @@ def overlong(length: int, settings: OverlongSettings, limit: int) -> float:
     [0.0, -0.25, -0.5, -1.0]
     """
     buffer = settings.buffer * limit
-    beyond = min(length, limit) - (limit - buffer)
+    beyond = min(length, limit) - limit + buffer
     return -settings.factor * beyond / buffer if beyond > 0 else 0.0

@@ -121,7 +121,11 @@ DEFAULT_GUIDANCE = (
     "The attempt above is wrong. Find where it goes wrong, then solve the problem again from the start "
     "and give the corrected final answer."
 )
-DEFAULT_TEMPLATE = "{question}\n\nA previous attempt at this problem:\n\n{attempt}\n\n{guidance}"
+DEFAULT_CUT_GUIDANCE = (
+    "The attempt above was cut off before it came to an answer. Solve the problem again from the start, come to the "
+    "point sooner, and give the final answer."
+)
+DEFAULT_TEMPLATE = "{question}\n\nA previous attempt at this problem:\n\n{attempt}\n\n{guidance}\n\n{instruction}"
 
 
 class ReflectionSettings(Switchable):
@@ -161,10 +165,16 @@ class ReflectionSettings(Switchable):
     max_prompt_tokens: int = Field(4096, ge=1)
     """Budget of a reflection prompt; the shown attempt is shortened in its middle to fit, the question never."""
     template: str = DEFAULT_TEMPLATE
-    """The reflection prompt: {question}, {attempt} and, where they stand, {guidance} and {feedback} are filled in. The
-    feedback is what the verifier said of the attempt, such as the test that it failed."""
+    """The reflection prompt: {question}, {attempt} and, where they stand, {guidance}, {feedback} and {instruction} are
+    filled in. The feedback is what the verifier said of the attempt, such as the test that it failed; the instruction
+    is what the question ends with (task.instruction), asked for once more."""
     guidance: str = DEFAULT_GUIDANCE
     """What the model is told to do about the shown attempt."""
+    cut_guidance: str = DEFAULT_CUT_GUIDANCE
+    """The same for an attempt that the length limit cut: nobody knows whether it was on a wrong way."""
+    show: Literal["all", "answer"] = "all"
+    """How much of the attempt is shown: all of it, or only what follows its thought (behind the last </think>). An
+    attempt that was cut within its thought is shown as it is."""
     cut_marker: str = "\n[…]\n"
     """Stands where the middle of a long attempt was cut."""
 

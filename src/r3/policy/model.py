@@ -21,6 +21,7 @@ from r3.policy.adapters import Adapters, adapters_in, continued, merged, on, qui
 from r3.policy.attention import is_packed, packed
 from r3.policy.compiled import CompiledLayers
 from r3.policy.head import statistics as head_statistics
+from r3.policy.hub import check_reachable
 from r3.policy.packing import Trajectory, row_of
 from r3.policy.settings import ModelSettings
 
@@ -89,7 +90,7 @@ class Policy:
             model = continued(inner, adapters, settings)
             log.warning("model.path=%s: going on with its %s", settings.path, adapters)
         elif settings.lora.enabled:
-            model = _new_adapters(inner, settings)
+            model = new_adapters(inner, settings)
         policy = cls(model, tokenizer, settings, base=inner)
         policy.continues = adapters is not None and settings.lora.enabled
         policy.check_head()
@@ -258,6 +259,8 @@ def _whole_model(path: str, adapters: Adapters | None, settings: ModelSettings, 
 
 def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: Any) -> Any:
     """transformers' loader, its many ways to fail folded into one line that names the setting."""
+    if not options.get("local_files_only"):
+        check_reachable(path, settings.path, settings.revision)
     try:
         return kind.from_pretrained(
             path, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
@@ -272,7 +275,7 @@ def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: A
         ) from error
 
 
-def _new_adapters(base: PreTrainedModel, settings: ModelSettings) -> Any:
+def new_adapters(base: PreTrainedModel, settings: ModelSettings) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora = settings.lora

@@ -1,6 +1,7 @@
 """A training run's directory: what is where, who may write, and how a run is made, opened and taken back to a step.
 
 config.yaml                 the resolved config
+dataset.jsonl, heldout.jsonl  rows that were given from Python
 run.json                    format, versions, seed, creation time, command line, resumes, ids at tracking services
 metrics.jsonl               one line a step
 rollouts/step-000012.jsonl.gz
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import shlex
 import sys
@@ -38,6 +40,9 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 """Of run.json and the layout above; raised when an older r3 could not read what a newer one wrote."""
 
+
+DATASETS = ("dataset.jsonl", "heldout.jsonl")
+"""Rows that were given from Python, training and held-out: written before the run begins."""
 
 RESTORE = "mount or restore it as it was, or start a new run in another run.dir; nothing was changed"
 
@@ -191,6 +196,26 @@ class RunDirectory(RunFiles):
             ) from error
 
 
+def make_folder(path: str | Path) -> None:
+    """Make the folder of a new run; `RunError` if it cannot be one's. `create` does so too."""
+    _refuse_foreign(RunFiles(path))
+    refuse_run(path)
+
+
+def check_folder(path: str | Path) -> None:
+    """`RunError` if no new run can begin there. Makes nothing."""
+    refuse_run(path)
+    files, nearest = RunFiles(path), Path(path).absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise RunError(f"{nearest}: is a file, not a directory; choose another run.dir")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunError(f"{nearest}: may not be written; choose another run.dir, or make it writable")
+    if files.path.is_dir():
+        _refuse_entries(files, {entry.name for entry in files.path.iterdir() if not is_temporary(entry.name)})
+
+
 def refuse_run(path: str | Path) -> None:
     """`RunError` if the directory already holds a run; `create` asks too, this is for asking before a long start."""
     if RunFiles(path).info_path.exists():
@@ -229,7 +254,12 @@ def _refuse_foreign(files: RunFiles) -> None:
         raise RunError(f"{files.path}: is a file, not a directory; choose another run.dir") from error
     except OSError as error:
         raise write_failed(files.path, error, "the run directory") from error
-    unfinished = files.lock_path.name in names and names <= {files.lock_path.name, files.config_path.name}
+    _refuse_entries(files, names)
+
+
+def _refuse_entries(files: RunFiles, names: set[str]) -> None:
+    ours = {files.lock_path.name, files.config_path.name, *DATASETS}
+    unfinished = bool(names & {files.lock_path.name, *DATASETS}) and names <= ours
     if names and not unfinished and files.info_path.name not in names:
         raise RunError(
             f"{files.path}: not empty and not a run directory ({len(names)} entries, among them {min(names)!r}); "

@@ -30,3 +30,11 @@ class RunSettings(Settings):
     """Log to Weights & Biases (needs r3-rl[wandb])."""
     trackio: bool = False
     """Log to trackio (needs r3-rl[trackio])."""
+    project: str = Field("r3", min_length=1)
+    """The project at W&B and trackio."""
+    name: str | None = Field(None, min_length=1)
+    """The run's name there; without one, that of its directory. {method}, {task} and {seed} are filled in."""
+    group: str | None = Field(None, min_length=1)
+    """The group of runs there that it belongs to, e.g. the seeds of one setting."""
+    tags: list[str] = Field(default_factory=list)
+    """Its tags at W&B; trackio, which has none, keeps them in its config."""

@@ -14,6 +14,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,17 @@ from r3.run.errors import write_failed
 from r3.run.files import AppendFile
 
 SINKS = ("tensorboard", "wandb", "trackio")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """How a run is found again at a tracking service."""
+
+    project: str = "r3"
+    name: str | None = None
+    """None: that of the run's directory."""
+    group: str | None = None
+    tags: Sequence[str] = ()
 
 
 class Sink(Protocol):
@@ -35,7 +47,7 @@ def open_sinks(
     names: Sequence[str],
     directory: RunDirectory,
     *,
-    project: str = "r3",
+    label: Label | None = None,
     config: Mapping[str, Any] | None = None,
     resumed_at: int | None = None,
 ) -> list[Sink]:
@@ -50,7 +62,7 @@ def open_sinks(
                 sinks.append(TensorBoardSink(directory.tensorboard_path, resumed_at=resumed_at))
             else:
                 service = WandbSink if name == "wandb" else TrackioSink
-                sinks.append(service(directory, project=project, config=config))
+                sinks.append(service(directory, label=label, config=config))
     except RunError:
         for sink in sinks:
             sink.close()
@@ -118,7 +130,7 @@ class _Service(ABC):
     package: str
 
     def __init__(
-        self, directory: RunDirectory, *, project: str = "r3", config: Mapping[str, Any] | None = None
+        self, directory: RunDirectory, *, label: Label | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
         load = _loader(self.package, f"pip install 'r3-rl[{self.package}]'")
         self._module = load(self.package)
@@ -127,7 +139,7 @@ class _Service(ABC):
         if self.package not in ids:
             ids = {**ids, self.package: f"{directory.path.resolve().name}-{secrets.token_hex(4)}"}
             directory.update_info(sinks=ids)
-        self._start(project, ids[self.package], directory.path, dict(config or {}))
+        self._start(label or Label(), ids[self.package], directory.path, dict(config or {}))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._seen is None or step > self._seen:
@@ -137,7 +149,7 @@ class _Service(ABC):
         self._module.finish()
 
     @abstractmethod
-    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None: ...
+    def _start(self, label: Label, run: str, path: Path, config: dict[str, Any]) -> None: ...
 
 
 class WandbSink(_Service):
@@ -145,17 +157,27 @@ class WandbSink(_Service):
 
     package = "wandb"
 
-    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None:
-        self._module.init(project=project, id=run, name=run, dir=str(path), config=config, resume="allow")
+    def _start(self, label: Label, run: str, path: Path, config: dict[str, Any]) -> None:
+        self._module.init(
+            project=label.project,
+            id=run,
+            name=label.name or run,
+            group=label.group,
+            tags=list(label.tags),
+            dir=str(path),
+            config=config,
+            resume="allow",
+        )
 
 
 class TrackioSink(_Service):
-    """trackio, the `trackio` extra. It knows a run by its name."""
+    """trackio, the `trackio` extra. It knows a run by its name, and has no tags: they are in its config."""
 
     package = "trackio"
 
-    def _start(self, project: str, run: str, path: Path, config: dict[str, Any]) -> None:
-        self._module.init(project=project, name=run, config=config, resume="allow")
+    def _start(self, label: Label, run: str, path: Path, config: dict[str, Any]) -> None:
+        name = f"{label.name}-{run.rpartition('-')[2]}" if label.name else run
+        self._module.init(project=label.project, name=name, group=label.group, config=config, resume="allow")
 
 
 def _loader(package: str, fix: str) -> Any:

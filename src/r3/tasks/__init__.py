@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3.tasks.base import Task, Verdict
+from r3.errors import TaskError
+from r3.tasks.base import ChosenTask, Task
 from r3.tasks.settings import (
     ArithmeticSettings,
     CodeSettings,
@@ -15,15 +17,35 @@ from r3.tasks.settings import (
     TaskSettings,
     TinyCodeSettings,
 )
+from r3.verify import Reward, RewardsJudge, VerifierError
+from r3.verify.functions import importable
 
 if TYPE_CHECKING:
     from r3.samples import Query
 
-__all__ = ["Task", "Verdict", "load_task"]
+__all__ = ["Task", "load_task", "rewarded"]
 
 
 def load_task(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None = None) -> Task:
     """The task that the settings name; `length` counts a prompt's tokens, for task.max_prompt_tokens."""
+    importable([*settings.functions_in, Path.cwd()])
+    task = _family(settings, seed, length)
+    if not settings.rewards:
+        return task
+    rewards = [Reward(one.function, one.name, one.weight, one.truncated, one.caged) for one in settings.rewards]
+    return rewarded(task, rewards, outcome=settings.outcome, right_above=settings.right_above)
+
+
+def rewarded(task: Task, rewards: Sequence[Reward], *, outcome: str | None = None, right_above: float = 0.5) -> Task:
+    """The task under rewards of the user's own, in place of the method's."""
+    try:
+        judge = RewardsJudge(rewards, correct=task.judge, outcome=outcome, right_above=right_above)
+    except VerifierError as error:
+        raise TaskError(str(error)) from error
+    return ChosenTask.of(task, judge=judge)
+
+
+def _family(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None) -> Task:
     if isinstance(settings, ArithmeticSettings):
         from r3.tasks.arithmetic import ArithmeticTask
 

@@ -22,8 +22,8 @@ from typing import Literal
 
 from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.base import Verdict
 from r3.tasks.settings import ArithmeticSettings
+from r3.verify.base import Judge, PlainJudge, Verdict
 
 Split = Literal["warm", "train", "heldout"]
 HELDOUT_SEED = 0
@@ -110,12 +110,7 @@ class ArithmeticTask:
         levels = settings.difficulty
         self.train: Sequence[Query] = _queries(problem_set(seed, settings.size, levels, "train"))
         self.heldout: Sequence[Query] = _queries(problem_set(HELDOUT_SEED, settings.heldout, levels, "heldout"))
-
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return judge(query.answer, completion)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+        self.judge: Judge = PlainJudge(lambda query, text: judge(query.answer, text))
 
 
 def _queries(problems: Sequence[Problem]) -> list[Query]:

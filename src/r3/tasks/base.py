@@ -1,14 +1,13 @@
-"""What a task is: training queries, held-out queries, and a verifier."""
+"""What a task is: training queries, held-out queries, and a judge."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from r3.samples import Query
-from r3.verify.base import Verdict
-
-__all__ = ["Task", "Verdict"]
+from r3.verify.base import Judge
 
 
 class Task(Protocol):
@@ -23,10 +22,20 @@ class Task(Protocol):
     @property
     def heldout(self) -> Sequence[Query]: ...
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        """Whether a complete (not truncated) response is right. Called from several threads at once."""
-        ...
+    @property
+    def judge(self) -> Judge: ...
 
-    def close(self) -> None:
-        """Let go of workers, if there are any."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class ChosenTask:
+    """A task of parts: some of another's problems, say, or another's problems under a judge of its own."""
+
+    name: str
+    train: Sequence[Query]
+    heldout: Sequence[Query]
+    judge: Judge
+
+    @staticmethod
+    def of(task: Task, *, train: Sequence[Query] | None = None, judge: Judge | None = None) -> ChosenTask:
+        """The task, with other training problems or another judge."""
+        return ChosenTask(task.name, task.train if train is None else train, task.heldout, judge or task.judge)

@@ -15,9 +15,10 @@ from typing import Any
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.data_files import read_rows
-from r3.tasks.datasets import CODE, TESTS, Columns, Prompting, load_set, queries_of, select
+from r3.tasks.datasets import CODE, TESTS, Columns, load_set, queries_of, select
+from r3.tasks.prompting import Prompting
 from r3.tasks.settings import CodeSettings, SandboxedSettings
-from r3.verify import Verdict, VerifierError
+from r3.verify import Judge, VerifierError
 from r3.verify.code import CodeVerifier, job_of
 from r3.verify.sandbox import SandboxSettings
 
@@ -31,7 +32,7 @@ class CodeTask:
     name = "code"
 
     def __init__(self, settings: CodeSettings, length: Callable[[Query], int] | None = None) -> None:
-        prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
+        prompting = settings.prompting
         path, heldout_path = BY_NAME.get(settings.path, (settings.path, None))
         heldout_path = settings.heldout_path or heldout_path
         queries = load_code(path, prompting)
@@ -50,13 +51,7 @@ class CodeTask:
         if not self.train:
             raise TaskError(f"no problem of {settings.path} has a prompt of at most task.max_prompt_tokens={longest}")
         self.heldout: Sequence[Query] = heldout
-        self._verifier = code_verifier(settings)
-
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return self._verifier.verify(completion, columns=query.columns)
-
-    def close(self) -> None:
-        self._verifier.close()
+        self.judge: Judge = code_verifier(settings)
 
 
 def code_verifier(settings: SandboxedSettings) -> CodeVerifier:
@@ -78,7 +73,7 @@ def load_code(name: str, prompting: Prompting, folder: str | Path | None = None)
             job_of("", query.columns)
         except VerifierError as error:
             raise TaskError(f"{name}, {error}") from error
-    return [replace(query, prompt=prompting.prompt(question(query.columns))) for query in queries]
+    return [replace(query, prompt=prompting.prompt(question(query.columns), query.columns)) for query in queries]
 
 
 def question(columns: Mapping[str, Any]) -> str:

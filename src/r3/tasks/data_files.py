@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import zlib
@@ -13,7 +14,7 @@ from r3.errors import TaskError
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl, .jsonl.gz, .json or .parquet file.
+    """The rows of a .jsonl, .jsonl.gz, .json, .csv or .parquet file.
 
     JSON lines are read one at a time and end at line feeds only: a problem's text may hold U+2028 and other characters
     that `str.splitlines` takes for the end of a line.
@@ -23,12 +24,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     except (OSError, ValueError):  # a name that is too long, or holds a zero byte
         there = False
     if not there:
-        raise TaskError(f"no file {path}; give the path of a JSONL, JSON or Parquet file")
+        raise TaskError(f"no file {path}; give the path of a JSONL, JSON, CSV or Parquet file")
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path)
         elif path.suffix == ".json":
             yield from _json(path)
+        elif path.suffix == ".csv":
+            yield from _csv(path)
         else:
             yield from _json_lines(path)
     except (OSError, EOFError, zlib.error) as error:  # a broken .gz raises any of the three
@@ -54,6 +57,26 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             if line.strip():
                 where = f"{path}, line {number}"
                 yield _object(_parsed(line, where), where)
+
+
+def _csv(path: Path) -> Iterator[dict[str, Any]]:
+    """Named by the first line; every value is a text, and an empty one is none."""
+    csv.field_size_limit(2**27)  # a text may be longer than the 128 kB that the module takes for a mistake
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            names = reader.fieldnames or []
+            if len(set(names)) < len(names) or not all(names):
+                raise TaskError(f"{path}: its first line must name every column, each once; it says {', '.join(names)}")
+            for row in reader:
+                if None in row or None in row.values():
+                    raise TaskError(
+                        f"{path}, line {reader.line_num}: not the {len(names)} columns that the first line names; "
+                        'put texts with commas or line ends between quotes (")'
+                    )
+                yield {name: value or None for name, value in row.items()}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: not CSV in UTF-8 ({error}); mend it, or write JSON lines") from error
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.errors import TaskError
+from r3.errors import MissingData, TaskError
 from r3.samples import Message, Query
 from r3.tasks.data_files import read_rows
+from r3.tasks.prompting import Prompting, conversation, question_of
 
-INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +87,8 @@ class Columns:
     question: str = "problem"
     answer: str = "answer"
     id: str = "id"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompting:
-    """How a problem is put to the model."""
-
-    chat: bool = True
-    """As a user's turn for the chat template; else as plain text."""
-    instruction: str = INSTRUCTION
-
-    def prompt(self, problem: str) -> str | tuple[Message, ...]:
-        asked = f"{problem}\n\n{self.instruction}" if self.instruction else problem
-        return (Message("user", asked),) if self.chat else asked
+    needs_answer: bool = True
+    """Whether a row without an answer is an error: judges that go by other columns need none."""
 
 
 def load_set(name: str, *, folder: str | Path | None = None, prompting: Prompting | None = None) -> list[Query]:
@@ -118,7 +108,7 @@ def load_set(name: str, *, folder: str | Path | None = None, prompting: Promptin
 
 
 def load_file(path: Path, *, columns: Columns | None = None, prompting: Prompting | None = None) -> list[Query]:
-    """A JSONL, JSONL.GZ, JSON or Parquet file of the user's own."""
+    """A JSONL, JSONL.GZ, JSON, CSV or Parquet file of the user's own."""
     return queries_of(read_rows(path), path, columns=columns, prompting=prompting)
 
 
@@ -148,7 +138,7 @@ def find_file(known: NamedSet, folder: str | Path | None = None) -> Path:
             if path.is_file():
                 return path
     where = f"{place} holds no {known.stem}" if place else f"no folder is given for {known.stem}"
-    raise TaskError(
+    raise MissingData(
         f"{where}{{{','.join(SUFFIXES)}}}: set R3_DATA to the folder that holds it, with columns id, problem and "
         f"answer ({known.rows:,} rows, {known.licence}, from {known.source})"
     )
@@ -167,21 +157,44 @@ def queries_of(
     answers: dict[str, tuple[str, int]] = {}
     for number, row in enumerate(rows, 1):
         at = f"{where}, row {number}"
-        problem = _text(row, columns.question, at, (str,))
-        query_id = _query_id(row, columns.id, problem, at)
+        asked = _question(row, columns.question, at)
+        problem = asked if isinstance(asked, str) else question_of(asked)
+        whole = asked if isinstance(asked, str) else json.dumps([turn.as_dict() for turn in asked])
+        query_id = _query_id(row, columns.id, whole, at)
         if query_id in queries:
             raise TaskError(f"{at}: id {query_id!r} appears twice; ids must be unique")
-        answer = _tests(row, at) if columns.answer == TESTS else _text(row, columns.answer, at, (str, int, float))
-        other, first = answers.setdefault(problem, (answer, number))
+        answer = _answer(row, columns, at)
+        other, first = answers.setdefault(whole, (answer, number))
         if other != answer:
             raise TaskError(
                 f"{at}: the question of row {first} with another answer ({answer[:60]!r}, there "
                 f"{other[:60]!r}); one of them is wrong: remove it"
             )
-        queries[query_id] = Query(query_id, prompting.prompt(problem), answer, {**row, "problem": problem})
+        try:
+            queries[query_id] = prompting.query(query_id, asked, answer, {**row, "problem": problem})
+        except TaskError as error:
+            raise TaskError(f"{at}: {error}") from error
     if not queries:
         raise TaskError(f"{where} holds no problems; give a file with at least one row")
     return list(queries.values())
+
+
+def _question(row: Mapping[str, Any], column: str, where: str) -> str | tuple[Message, ...]:
+    """What a row asks: a text, or the turns of a chat."""
+    value = row.get(column)
+    if not isinstance(value, list | tuple):
+        return _text(row, column, where, (str,))
+    turns = conversation(value, f"{where}, column {column!r}")
+    return tuple(Message(turn.role, _whole(turn.content, column, where)) for turn in turns)
+
+
+def _answer(row: Mapping[str, Any], columns: Columns, at: str) -> str:
+    """The reference answer; nothing where the judge needs none."""
+    if columns.answer == TESTS:
+        return _tests(row, at)
+    if not columns.needs_answer and row.get(columns.answer) is None:
+        return ""
+    return _text(row, columns.answer, at, (str, int, float))
 
 
 def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ...]) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.datasets import CODE, SETS, Columns, Prompting, load_file, load_hub, load_set, select
+from r3.tasks.datasets import CODE, SETS, Columns, load_file, load_hub, load_set, select
 from r3.tasks.settings import FileSettings
-from r3.verify import FunctionVerifier, MathVerifier, Verdict, VerifierError
+from r3.verify import FunctionJudge, Judge, MathVerifier, Verdict, VerifierError
+from r3.verify.base import PlainJudge
 from r3.verify.boxes import boxed_answer
 
 HUB = "hf:"
@@ -21,42 +22,39 @@ class FileTask:
     name = "file"
 
     def __init__(self, settings: FileSettings, length: Callable[[Query], int] | None = None) -> None:
-        self._settings = settings
         queries = _rows(_load(settings.path, settings), settings)
         heldout = [] if settings.heldout_path is None else _load(settings.heldout_path, settings)[: settings.heldout]
         if settings.heldout_path is None:
             queries, heldout = _cut(queries, settings)
         self.train: Sequence[Query] = _selected(queries, settings, length)
         self.heldout: Sequence[Query] = heldout
-        self._maths = MathVerifier() if settings.verifier == "math" else None
-        self._function = None if settings.verifier in ("math", "boxed") else _function(settings)
+        self.judge: Judge = _judge(settings)
 
-    def verify(self, query: Query, completion: str) -> Verdict:
-        if self._maths is not None:
-            return self._maths.verify(completion, query.answer)
-        if self._function is None:
-            return boxed_verdict(query, completion)
-        try:
-            return self._function.verify(completion, query.answer, columns=query.columns)
-        except (Exception, SystemExit) as error:
-            raise TaskError(
-                f"task.verifier={self._settings.verifier} raised {type(error).__name__} ({error}) on query "
-                f"{query.id!r}; mend it, or set task.caged=true to count such answers as wrong"
-            ) from error
 
-    def close(self) -> None:
-        for verifier in (self._maths, self._function):
-            if verifier is not None:
-                verifier.close()
+def _judge(settings: FileSettings) -> Judge:
+    """Who says what is right, unless `task.rewards` do."""
+    if settings.verifier == "math":
+        return MathVerifier()
+    if settings.verifier == "boxed":
+        return PlainJudge(boxed_verdict)
+    try:
+        return FunctionJudge(settings.verifier, caged=settings.caged, setting="task.caged=true")
+    except VerifierError as error:
+        raise TaskError(f"task.verifier={error}; or write 'math' or 'boxed'") from error
 
 
 def _load(name: str, settings: FileSettings) -> list[Query]:
-    prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
+    prompting = settings.prompting
     if name in CODE:
         raise TaskError(f"{name} is a set of code, which is judged by running it: set task.name=code")
     if name in SETS:
         return load_set(name, prompting=prompting)
-    columns = Columns(question=settings.question_column, answer=settings.answer_column, id=settings.id_column)
+    columns = Columns(
+        question=settings.question_column,
+        answer=settings.answer_column,
+        id=settings.id_column,
+        needs_answer=settings.needs_answers,
+    )
     if name.startswith(HUB):
         hub, _, split = name.removeprefix(HUB).partition("@")
         return load_hub(hub, split=split or "train", columns=columns, prompting=prompting)
@@ -102,18 +100,6 @@ def _selected(queries: list[Query], settings: FileSettings, length: Callable[[Qu
             "and task.max_prompt_tokens; widen them"
         )
     return kept
-
-
-def _function(settings: FileSettings) -> FunctionVerifier:
-    try:
-        return FunctionVerifier(settings.verifier, caged=settings.caged)
-    except VerifierError as error:
-        raise TaskError(f"task.verifier={error}; or write 'math' or 'boxed'") from error
-    except (Exception, SystemExit) as error:  # whatever a module of the user's does when it is imported
-        told = " ".join(str(error).split())[:200]
-        raise TaskError(
-            f"task.verifier={settings.verifier}: importing it raised {type(error).__name__} ({told}); mend the module"
-        ) from error
 
 
 def boxed_verdict(query: Query, completion: str) -> Verdict:

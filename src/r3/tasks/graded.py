@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import Verdict
-from r3.tasks.datasets import Prompting
 from r3.tasks.files import boxed_verdict
 from r3.tasks.settings import GradedArithmeticSettings
+from r3.verify.base import Judge, PlainJudge
 
 LARGEST = 99
 
@@ -35,18 +34,13 @@ class GradedArithmeticTask:
             raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of terms, each 2 or more")
         self.train: Sequence[Query] = _problems(settings, settings.size, settings.split, seed)
         self.heldout: Sequence[Query] = _problems(settings, settings.heldout, "heldout", HELDOUT_SEED)
-
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return boxed_verdict(query, completion)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+        self.judge: Judge = PlainJudge(boxed_verdict)
 
 
 def _problems(settings: GradedArithmeticSettings, count: int, split: Split, seed: int) -> list[Query]:
     """`count` distinct problems of a split, the difficulties in turn."""
     rng = random.Random(f"graded-{split}-{seed}")
-    prompting = Prompting(chat=settings.chat, instruction=settings.instruction)
+    prompting = settings.prompting
     found: dict[str, Query] = {}
     for _ in range(50 * count):
         if len(found) == count:
@@ -56,7 +50,7 @@ def _problems(settings: GradedArithmeticSettings, count: int, split: Split, seed
         question = f"Compute {expression(terms)}."
         if split_of(question) == split and question not in found:
             columns = {"problem": question, "solution": solution(terms)}
-            found[question] = Query(question, prompting.prompt(question), str(sum(terms)), columns)
+            found[question] = prompting.query(question, question, str(sum(terms)), columns)
     if len(found) < count:
         raise TaskError(
             f"task.difficulty={settings.difficulty}: fewer than {count} such problems were found; ask for fewer"

@@ -16,10 +16,9 @@ from typing import Any
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
-from r3.tasks.base import Verdict
-from r3.tasks.datasets import Prompting
 from r3.tasks.settings import ReasoningGymSettings
 from r3.tasks.solutions import SOLUTIONS
+from r3.verify.base import Judge, PlainJudge, Verdict
 from r3.verify.boxes import boxed_answer
 
 FULL_MARKS = 0.999
@@ -39,8 +38,9 @@ class ReasoningGymTask:
         self._scorer = _dataset(settings, seed=0)
         self.train: Sequence[Query] = self._problems(settings.size, settings.split, seed)
         self.heldout: Sequence[Query] = self._problems(settings.heldout, "heldout", HELDOUT_SEED)
+        self.judge: Judge = PlainJudge(self._verdict)
 
-    def verify(self, query: Query, completion: str) -> Verdict:
+    def _verdict(self, query: Query, completion: str) -> Verdict:
         boxed = boxed_answer(completion)
         if boxed.reason:
             return Verdict(False, boxed.reason)
@@ -50,12 +50,9 @@ class ReasoningGymTask:
             return Verdict(False, "error")
         return Verdict(True, "match") if marks >= FULL_MARKS else Verdict(False, "different")
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
     def _problems(self, count: int, split: Split, seed: int) -> list[Query]:
         """`count` distinct problems of a split, the same for the same arguments."""
-        prompting = Prompting(chat=self._settings.chat, instruction=self._settings.instruction)
+        prompting = self._settings.prompting
         write = SOLUTIONS.get(str(self._settings.family))
         found: dict[str, Query] = {}
         for entry in self._drawn(50 * count, f"{split}-{seed}"):
@@ -67,7 +64,7 @@ class ReasoningGymTask:
             columns: dict[str, Any] = {"problem": question}
             if write is not None:
                 columns["solution"] = write(entry)
-            found[question] = Query(question, prompting.prompt(question), str(entry["answer"]), columns)
+            found[question] = prompting.query(question, question, str(entry["answer"]), columns)
             self._entries[question] = entry
         if len(found) < count:
             raise TaskError(

@@ -8,39 +8,17 @@ which for the model at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
 from r3.run import RunFiles
 from r3.samples import Query
-from r3.tasks import Task, Verdict, load_task
+from r3.tasks import Task, load_task
+from r3.tasks.base import ChosenTask
 from r3.tasks.settings import TaskSettings
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A task with some of its training problems; held-out ones and judge stay."""
-
-    task: Task
-    train: Sequence[Query]
-
-    @property
-    def name(self) -> str:
-        return self.task.name
-
-    @property
-    def heldout(self) -> Sequence[Query]:
-        return self.task.heldout
-
-    def verify(self, query: Query, completion: str) -> Verdict:
-        return self.task.verify(query, completion)
-
-    def close(self) -> None:
-        self.task.close()
 
 
 def load_problems(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None = None) -> Task:
@@ -56,10 +34,10 @@ def load_problems(settings: TaskSettings, seed: int, length: Callable[[Query], i
     kept = tuple(query for query in task.train if fewest <= rates.get(query.id, -1.0) <= most)
     told = f"task.pass_rates_from={run.path}: {len(rates)} of {len(task.train)} training problems were tried there"
     if not kept:
-        task.close()
+        task.judge.close()
         raise ConfigError(
             f"{told}, none of them with a pass rate from {fewest:g} to {most:g}; widen the range, or name a run on the "
             "same task (name, split, size, seed)"
         )
     log.warning("%s; the %d with a pass rate from %g to %g are trained on", told, len(kept), fewest, most)
-    return Chosen(task, kept)
+    return ChosenTask.of(task, train=kept)

@@ -8,11 +8,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from r3.settings import Settings
+from r3.tasks.prompting import INSTRUCTION, Prompting
 
 Split = Literal["train", "warm"]
+
+
+RESERVED = ("length", "overlong", "ranking")
+"""Names of what the method itself may add to a reward."""
+
+
+class RewardFunction(Settings):
+    """One function of a reward (docs/rewards.md)."""
+
+    function: str
+    """The dotted path of a function f(completions, **columns) → list of float or None, as in TRL, or f(completion,
+    **columns) → float or None; or a built-in one: correct (the task's own judge), boxed, think."""
+    name: str = ""
+    """What it is logged as, reward/NAME; the last part of its path, unless given."""
+    weight: float = 1.0
+    """What its score is multiplied with in the reward."""
+    truncated: Literal["skip", "judge"] = "skip"
+    """Whether answers that the length limit cut are scored too; none of them is right either way."""
+    caged: bool = False
+    """Run it in killable worker processes with a time and a memory limit; where it fails there, it counts 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_enough(cls, given: Any) -> Any:
+        return {"function": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _its_name_is_free(self) -> RewardFunction:
+        if self.called in RESERVED or not self.called:
+            raise ValueError(f"the name {self.called!r} is taken by another part of the reward; give it a name")
+        return self
+
+    @property
+    def called(self) -> str:
+        """The name, given or not."""
+        return self.name or self.function.rpartition(".")[2]
 
 
 class TaskSettings(Settings):
@@ -32,6 +69,43 @@ class TaskSettings(Settings):
     retries_from: str | None = None
     """r3 sft: the directory of an r3 train on the same problems. Where it answered wrongly, learn the reflection prompt
     that shows the answer too, so that the model can do something with a failure in its context."""
+
+    rewards: list[RewardFunction] = Field(default_factory=list, max_length=100)
+    """Functions that an answer's reward is the weighted sum of, in place of the method's own reward for right or wrong;
+    a function alone, or a list of {function, name, weight, truncated, caged} (docs/rewards.md)."""
+    outcome: str | None = None
+    """Of several rewards: the name of the one that says right or wrong."""
+    right_above: float = 0.5
+    """The score of the outcome above which an answer is right."""
+    functions_in: list[str] = Field(default_factory=list, max_length=100)
+    """Folders that functions named in this section are imported from, besides Python's own path; unless given, the
+    recipe's folder and the current one."""
+
+    @property
+    def own_functions(self) -> list[str]:
+        """The dotted paths of the user's functions that this section names."""
+        return [reward.function for reward in self.rewards if "." in reward.function]
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str | Mapping) else given
+
+    @model_validator(mode="after")
+    def _one_reward_is_the_outcome(self) -> TaskSettings:
+        names = [reward.called for reward in self.rewards]
+        if not names and (self.outcome is not None or self.right_above != 0.5):
+            raise ValueError("outcome and right_above are for task.rewards, and there are none")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two rewards are called {twice!r}: give each a name of its own")
+        if len(names) > 1 and self.outcome is None:
+            raise ValueError(
+                f"outcome is needed with several rewards: name the one that says right or wrong ({', '.join(names)})"
+            )
+        if names and self.outcome is not None and self.outcome not in names:
+            raise ValueError(f"outcome={self.outcome!r} is none of the rewards ({', '.join(names)})")
+        return self
 
     @model_validator(mode="after")
     def _pass_rates_have_a_source(self) -> TaskSettings:
@@ -62,8 +136,39 @@ class PromptedSettings(TaskSettings):
 
     chat: bool = True
     """Put the question through the tokenizer's chat template."""
-    instruction: str = "Let's think step by step and output the final answer within \\boxed{}."
-    """Appended to every question."""
+    system: str = ""
+    """The system prompt of every chat that brings none of its own."""
+    template: str = ""
+    """What is made of the question: text in which {question} and {any column} are filled in; empty: the question."""
+    instruction: str | None = None
+    """Appended to every question. Unless given: to think and to put the answer into a box, where a box is judged."""
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template gets besides the turns, e.g. {enable_thinking: false}."""
+
+    @property
+    def boxed(self) -> bool:
+        """Whether the task's judge looks for a box."""
+        return True
+
+    @property
+    def prompting(self) -> Prompting:
+        """How a question becomes a prompt."""
+        unless_given = INSTRUCTION if self.boxed else ""
+        instruction = unless_given if self.instruction is None else self.instruction
+        return Prompting(self.chat, instruction, self.system, self.template, self.chat_options)
+
+    @field_validator("chat_options")
+    @classmethod
+    def _options_are_the_templates(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(given.keys() & {"conversation", "tokenize", "add_generation_prompt", "chat_template"}):
+            raise ValueError(f"{', '.join(taken)}: set by r3 itself; give the options that the template knows")
+        return given
+
+    @model_validator(mode="after")
+    def _a_system_prompt_is_for_chats(self) -> PromptedSettings:
+        if not self.chat and (self.system or self.chat_options):
+            raise ValueError("system and chat_options are for chats, and chat=false: put the text into template")
+        return self
 
 
 class GradedArithmeticSettings(PromptedSettings):
@@ -102,8 +207,8 @@ class FileSettings(PromptedSettings):
     name: Literal["file"]
     """Which family of tasks."""
     path: str
-    """A JSONL, JSON or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a data set
-    of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
+    """A JSONL, JSON, CSV or Parquet file; the name of a set in the folder R3_DATA (deepscaler, math, gsm8k); or a data
+    set of the Hugging Face hub, as hf:owner/name or hf:owner/name@split (needs r3-rl[datasets])."""
     heldout_path: str | None = None
     """The evaluation data, likewise; without it the last `heldout` rows of `path` are kept apart."""
     rows: tuple[int, int] | None = None
@@ -126,6 +231,20 @@ class FileSettings(PromptedSettings):
     f(completion, **columns) → float or bool (right above 0.5)."""
     caged: bool = False
     """Run your own function in killable worker processes with a time and a memory limit."""
+
+    @property
+    def own_functions(self) -> list[str]:
+        return [*super().own_functions, *([self.verifier] if "." in self.verifier else [])]
+
+    @property
+    def boxed(self) -> bool:
+        by_box = self.needs_answers and self.verifier in ("math", "boxed")
+        return by_box or any(reward.function == "boxed" for reward in self.rewards)
+
+    @property
+    def needs_answers(self) -> bool:
+        """Whether every row must have a reference answer: not where the user's rewards alone judge."""
+        return not self.rewards or any(reward.function == "correct" for reward in self.rewards)
 
 
 class SandboxedSettings(TaskSettings):
@@ -154,8 +273,13 @@ class CodeSettings(PromptedSettings, SandboxedSettings):
     (and optionally id, setup and entry_point)."""
     heldout_path: str | None = None
     """The evaluation data, likewise; without it the last `heldout` rows of a file are kept apart."""
-    instruction: str = "Write the whole function in one block of Python code."
+    instruction: str | None = "Write the whole function in one block of Python code."
     """Appended to every question."""
+
+    @property
+    def boxed(self) -> bool:
+        return False
+
     max_prompt_tokens: int | None = Field(None, ge=1)
     """Leave out training problems whose prompt is longer than this."""
 

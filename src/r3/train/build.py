@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -43,21 +44,14 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
+    check_extras(config)
     task = load_problems(config.task, config.run.seed, prompt_length(config))
     check_task(task)
     check_batch(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
-    if policy.continues and config.method.objective.kl > 0:
-        raise ConfigError(
-            f"method.objective.kl={config.method.objective.kl:g} is to the model under the adapters of model.path="
-            f"{config.model.path}, not the policy that this run goes on from; merge them first: r3 models merge"
-        )
-    if not policy.stop_tokens:
-        raise ConfigError(
-            f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
-            "token, so no answer could ever end; set eos_token in tokenizer_config.json"
-        )
+    check_reference(config, policy.continues)
+    check_stop_tokens(config, policy.stop_tokens)
     sampling = Sampling(
         max_tokens=config.rollout.max_tokens,
         stop_tokens=policy.stop_tokens,
@@ -71,6 +65,32 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
         vocabulary = digest_of_vocabulary(policy.tokenizer)
         earlier = open_earlier(config.buffer.successes_from, config.run.seed, task.train, vocabulary)
     return Parts(config, task, policy, make_engine(config, policy), sampling, heldout, earlier)
+
+
+def check_extras(config: Config) -> None:
+    """What the settings need beyond the package itself is installed."""
+    for name in ("tensorboard", "wandb", "trackio"):
+        if getattr(config.run, name) and find_spec(name) is None:
+            fix = "pip install tensorboard" if name == "tensorboard" else f"pip install 'r3-rl[{name}]'"
+            raise ConfigError(f"run.{name}=true: logging there needs the package {name}: {fix}")
+
+
+def check_reference(config: Config, continues: bool) -> None:
+    """A KL penalty is to the policy that the run starts from."""
+    if continues and config.method.objective.kl > 0:
+        raise ConfigError(
+            f"method.objective.kl={config.method.objective.kl:g} is to the model under the adapters of model.path="
+            f"{config.model.path}, not the policy that this run goes on from; merge them first: r3 models merge"
+        )
+
+
+def check_stop_tokens(config: Config, stop_tokens: Sequence[int]) -> None:
+    """Answers can end."""
+    if not stop_tokens:
+        raise ConfigError(
+            f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
+            "token, so no answer could ever end; set eos_token in tokenizer_config.json"
+        )
 
 
 def prompt_length(config: Config) -> Callable[[Query], int] | None:
@@ -192,6 +212,7 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"more, but the model's context is {max_context}; lower rollout.max_tokens to at most "
             f"{max(0, max_context - longest)} or drop the long problems"
         )
+    _check_evaluation_limit(config, task, lengths[len(task.train) :], max_context)
     reflection = config.method.reflection
     if reflection.enabled and max_context is not None and reflection.max_prompt_tokens + room > max_context:
         raise ConfigError(
@@ -199,3 +220,17 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"the model's context of {max_context}; lower one (reflection prompts are shortened to fit)"
         )
     return longest
+
+
+def _check_evaluation_limit(config: Config, task: Task, lengths: Sequence[int], max_context: int | None) -> None:
+    """A held-out prompt and an answer as long as an evaluation allows fit the model's context."""
+    if max_context is None or config.evaluate.max_tokens is None or not lengths:
+        return
+    longest, query_id = max((length, query.id) for length, query in zip(lengths, task.heldout, strict=True))
+    room = config.evaluate.max_tokens
+    if longest + room > max_context:
+        raise ConfigError(
+            f"the prompt of held-out query {query_id!r} has {longest} tokens and evaluate.max_tokens={room} asks for "
+            f"as many more, but the model's context is {max_context}; lower evaluate.max_tokens to at most "
+            f"{max(0, max_context - longest)}"
+        )

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from r3.config import Config
-from r3.errors import ConfigError, TaskError
+from r3.errors import ConfigError, MissingData, RunError
+from r3.policy.adapters import adapters_in
 from r3.policy.head import chunk_size
-from r3.policy.model import load_model_config, load_tokenizer, pick_device, resolve
+from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, resolve
+from r3.rollout.causal_lm import CausalLM
+from r3.rollout.vllm.common import check_version, installed_version
+from r3.run.directory import check_folder
 from r3.tasks.pass_rates import load_problems
-from r3.train.build import check_prompts, check_task
+from r3.train.build import (
+    check_batch,
+    check_extras,
+    check_prompts,
+    check_reference,
+    check_stop_tokens,
+    check_task,
+    prompt_length,
+)
 from r3.train.session import run_path, total_steps
 
 # Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
@@ -44,18 +57,28 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def dry_run(config: Config, processes: int = 1) -> str:
-    """Check a config as far as possible without weights, and say what it would take (each of several processes)."""
-    run_path(config)  # refuses what cannot be one
+    """Refuse what `train` would refuse, without the weights, and say what the run would take (of each process)."""
+    try:
+        check_folder(run_path(config))
+        return _looked_at(config, processes)
+    except RunError as error:  # of a run directory, this one or one that the task names: nothing was started
+        raise ConfigError(str(error)) from error
+
+
+def _looked_at(config: Config, processes: int) -> str:
     notes: list[str] = []
+    check_extras(config)
     shape = _shape(config, notes)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape, trust_remote_code=config.model.trust_remote_code)
+    model = _model(config, shape)
     parameters = sum(p.numel() for p in model.parameters())
-    queries = _queries(config, shape, notes)
+    _check_engine(config, model)
+    trained = _trained(config, model, parameters)
+    tokenizer = _tokenizer(config, shape, notes)
+    queries, longest = _queries(config, shape, tokenizer, notes)
     lines = [
         f"model      {config.model.path}: {parameters / 1e9:.2f} B parameters, {type(model).__name__}",
         *_batch(config, queries),
-        *_memory(config, shape, parameters, processes),
+        *_memory(config, shape, parameters, trained, processes, longest),
         *(f"note       {note}" for note in notes),
         "dry run passed: nothing was loaded, nothing was written",
     ]
@@ -74,37 +97,88 @@ def _shape(config: Config, notes: list[str]) -> Any:
         return AutoConfig.for_model(options.pop("model_type"), **options)
 
 
-def _queries(config: Config, shape: Any, notes: list[str]) -> int | None:
-    """Number of training queries, checked against the tokenizer where both are here."""
+def _model(config: Config, shape: Any) -> PreTrainedModel:
+    """The model without weights, which must be there where its folder is."""
+    folder = Path(resolve(config.model.path))
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise ConfigError(f"model.path={config.model.path}: holds no weights (*.safetensors); get the whole folder")
     try:
-        task = load_problems(config.task, config.run.seed)
-    except TaskError as error:
-        notes.append(f"task not checked: {error}")
-        return None
-    check_task(task)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                shape, trust_remote_code=config.model.trust_remote_code
+            )
+            return model
+    except ValueError as error:
+        first = str(error).strip().split("\n")[0]
+        raise ConfigError(f"model.path={config.model.path}: cannot be a causal language model ({first})") from error
+
+
+def _trained(config: Config, model: PreTrainedModel, parameters: int) -> int:
+    """How many parameters are trained: all, or those of adapters (which are put on the model)."""
+    adapters = adapters_in(resolve(config.model.path), config.model)
+    check_reference(config, adapters is not None and config.model.lora.enabled)
+    if not config.model.lora.enabled:
+        return parameters
+    with torch.device("meta"):
+        adapted = new_adapters(model, config.model)
+    return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+
+
+def _check_engine(config: Config, model: PreTrainedModel) -> None:
     try:
-        tokenizer = load_tokenizer(
-            resolve(config.model.path), config.model, local_files_only=config.model.path in KNOWN_SHAPES
-        )
+        CausalLM(model)
+        if config.rollout.engine == "vllm":
+            check_version(installed_version())
+    except ValueError as error:
+        raise ConfigError(f"rollout.engine={config.rollout.engine}: {error}") from error
+
+
+def _tokenizer(config: Config, shape: Any, notes: list[str]) -> Any:
+    """The tokenizer, or None where the model is known but not here."""
+    known = config.model.path in KNOWN_SHAPES
+    try:
+        tokenizer = load_tokenizer(resolve(config.model.path), config.model, local_files_only=known)
     except ConfigError:
+        if not known:
+            raise
         notes.append("prompts not checked: the tokenizer is not on this machine")
-        return len(task.train)
-    longest = check_prompts(config, task, tokenizer, getattr(shape.get_text_config(), "max_position_embeddings", None))
-    notes.append(f"longest prompt: {longest} tokens")
-    return len(task.train)
+        return None
+    ends = (tokenizer.eos_token_id, getattr(shape.get_text_config(), "eos_token_id", None))
+    check_stop_tokens(config, [end for end in ends if isinstance(end, int)] or [*(ends[1] or ())])
+    return tokenizer
+
+
+def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tuple[int | None, int]:
+    """Number of training queries (None where a known set is not on this machine), and tokens of the longest prompt."""
+    try:
+        task = load_problems(config.task, config.run.seed, None if tokenizer is None else prompt_length(config))
+    except MissingData as error:
+        notes.append(f"task not checked: {error}")
+        return None, 0
+    longest = 0
+    try:
+        check_task(task)
+        check_batch(config, task)
+        if tokenizer is not None:
+            context = getattr(shape.get_text_config(), "max_position_embeddings", None)
+            longest = check_prompts(config, task, tokenizer, context)
+            notes.append(f"longest prompt: {longest} tokens")
+        return len(task.train), longest
+    finally:
+        task.judge.close()
 
 
 def _batch(config: Config, queries: int | None) -> list[str]:
     rollout, train = config.rollout, config.train
     samples = train.queries_per_step * rollout.group_size
     tokens = samples * rollout.max_tokens
-    steps = "unknown" if queries is None else f"{total_steps(config, queries * train.epochs):,}"
+    steps = "unknown" if queries is None else f"{total_steps(config, queries):,}"
     return [
         f"method     {config.method.name}: replay {_on(config.method.replay.enabled)}, reflection "
         f"{_on(config.method.reflection.enabled)}, ranking {_on(config.method.ranking.enabled)}, resampling "
         f"{_on(config.method.resample.enabled)}, objective {config.method.objective.name}",
         f"task       {config.task.name}: {'unknown' if queries is None else f'{queries:,}'} queries, "
-        f"{train.epochs} epochs, {steps} steps",
+        f"{_passes(config, queries)}, {steps} steps",
         f"batch      {train.queries_per_step} queries × {rollout.group_size} samples = {samples:,} responses a step, "
         f"at most {tokens:,} tokens",
         f"update     {train.updates_per_batch} a batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
@@ -112,21 +186,30 @@ def _batch(config: Config, queries: int | None) -> list[str]:
     ]
 
 
+def _passes(config: Config, queries: int | None) -> str:
+    """How often the run goes over the queries."""
+    if config.train.steps is None:
+        return f"{config.train.epochs} epochs"
+    if queries is None:
+        return "train.steps whatever the epochs"
+    return f"{config.train.steps * config.train.queries_per_step / queries:.2g} epochs"
+
+
 def _on(enabled: bool) -> str:
     return "on" if enabled else "off"
 
 
-def _memory(config: Config, shape: Any, parameters: int, processes: int) -> list[str]:
+def _memory(config: Config, shape: Any, parameters: int, trained: int, processes: int, prompt: int) -> list[str]:
     """Bytes by what they are for: weights, gradients, optimiser, activations, logits, cache."""
     shards = processes if config.train.shard else 1
     text = shape.get_text_config()
     width = 4 if config.model.dtype == "float32" else 2
-    trained = _lora_parameters(config, text) if config.model.lora.enabled else parameters
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     cache_token = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * width
     responses = config.train.queries_per_step * config.rollout.group_size
     rows = min(config.rollout.max_rows, -(-responses // processes))
-    budget = max(config.train.tokens_per_microbatch, config.rollout.max_tokens)
+    most = -(-responses // processes) * (config.rollout.max_tokens + prompt)  # a batch may be less than its budget
+    budget = min(most, max(config.train.tokens_per_microbatch, config.rollout.max_tokens))
     # With checkpointing a layer keeps its input; without, about 16 tensors of hidden size and 3 of the MLP's.
     per_layer = 1 if config.model.gradient_checkpointing else 16 + 3 * text.intermediate_size / text.hidden_size
     activations = budget * text.hidden_size * text.num_hidden_layers * per_layer * width
@@ -135,25 +218,15 @@ def _memory(config: Config, shape: Any, parameters: int, processes: int) -> list
     logits = 3 * 4 if device.type == "cpu" else 2 * width  # eager float32 copies; compiled, logits and their gradient
     masters_are_weights = width == 4 and shards == 1
     split = f", split over {shards} processes" if shards > 1 else ""
+    longest = max(config.rollout.max_tokens, config.evaluation_limit)
     parts = {
         "weights": parameters * width,
         f"gradients (float32){split}": trained * 4 / shards,
         f"optimiser (float32 masters and two moments){split}": trained * (8 if masters_are_weights else 12) / shards,
         f"activations of {budget:,} tokens (estimate)": activations,
         f"logits of {chunk} positions": logits * chunk * text.vocab_size,
-        f"KV cache of {rows} rows × {config.rollout.max_tokens:,} tokens (upper bound)": rows
-        * config.rollout.max_tokens
-        * cache_token,
+        f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * cache_token,
     }
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
     where = "in all" if processes == 1 else f"in all, for each of {processes} processes"
     return [*lines, f"memory     {sum(parts.values()) / 1e9:8.2f} GB  {where}"]
-
-
-def _lora_parameters(config: Config, text: Any) -> int:
-    """Adapters on every linear layer of the blocks (all-linear), the usual choice."""
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads, kv = text.num_attention_heads * head_dim, text.num_key_value_heads * head_dim
-    hidden, mlp = text.hidden_size, text.intermediate_size
-    sides = 2 * (hidden + heads) + 2 * (hidden + kv) + 3 * (hidden + mlp)
-    return int(config.model.lora.rank * sides * text.num_hidden_layers)

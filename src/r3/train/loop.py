@@ -14,9 +14,9 @@ from r3.method.step import StepResult, is_mixed
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
-from r3.train.metrics import step_metrics
 from r3.train.record import StepNotes
 from r3.train.sampler import Sampler
+from r3.train.step_metrics import ranking_metrics, step_metrics
 from r3.train.stream import QueryStream
 
 
@@ -103,7 +103,10 @@ class Trainer:
 
     def _metrics(self, asked: Asked, result: StepResult, report: UpdateReport) -> dict[str, Any]:
         progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
-        return {**progress, **step_metrics(result, report, self._seconds, asked.counts)}
+        failed = dict(self.sampler.failed)
+        self.sampler.failed.clear()
+        ranking = ranking_metrics(result, self.config.rollout.max_tokens, self.config.method.ranking)
+        return {**progress, **step_metrics(result, report, self._seconds, asked.counts, failed), **ranking}
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from r3.samples import FloatArray, Query, Sample
 from r3.train.token_texts import TokenTexts
 
 MOST_QUESTION = 240
-"""Characters of the question in a summary: enough to know it by."""
+"""Characters of the question, and of the reference answer, in a summary: enough to know it by."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ def _summary(mixed: MixedGroup) -> dict[str, Any]:
     return {
         "query": mixed.group.query.id,
         "question": question(mixed.group.query)[:MOST_QUESTION],
+        "answer": mixed.group.query.answer[:MOST_QUESTION],
         "context": mixed.group.context.kind,
         "shown": mixed.group.context.shown,
         "replay": mixed.replay,

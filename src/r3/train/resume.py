@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from r3.buffer import Contents, SampleBuffer
-from r3.config import Config, apply_override, validate
+from r3.config import Config, locate, set_value, split_override, validate
 from r3.errors import ConfigError, RunError
 from r3.method.reflection import plain_prompt
 from r3.run import Checkpoint, RunDirectory, RunFiles
@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "run.",
     "evaluate.every",
     "rollout.max_rows",
+    "task.functions_in",
     "rollout.server",
 )
 MAY_NOT_CHANGE = ("run.seed",)
@@ -53,7 +54,9 @@ _TOKENISED = 64
 # ------------------------------------------------------------------ settings
 
 
-def resumed_config(path: Path, *, given: Config | None = None, overrides: Sequence[str] = ()) -> Config:
+def resumed_config(
+    path: Path, *, given: Config | None = None, overrides: Iterable[str | tuple[str, Any]] = ()
+) -> Config:
     """The run's own config with overrides, or `given` (of a recipe) where it differs only in what may change."""
     files = RunFiles(path)
     info = files.read_info()
@@ -62,8 +65,9 @@ def resumed_config(path: Path, *, given: Config | None = None, overrides: Sequen
     before = validate(saved)
     if given is None:
         for override in overrides:
-            apply_override(saved, override)
+            set_value(saved, *(split_override(override) if isinstance(override, str) else override))
         given = validate(saved)
+    given = validate(locate(given.model_dump(mode="json"), Path.cwd()))  # as the run's own paths
     changed, old = changed_settings(before, given), flat(before)
     refused = [
         key
@@ -89,8 +93,8 @@ def saved_settings(files: RunFiles, info: Mapping[str, Any]) -> dict[str, Any]:
     for resume in info.get("resumes", []):
         for key in MAY_FALL:
             if key in resume.get("settings", {}):
-                apply_override(saved, f"{key}={resume['settings'][key]!r}")
-    return saved
+                set_value(saved, key, resume["settings"][key])
+    return locate(locate(saved, files.path.absolute()), Path.cwd())
 
 
 def changed_settings(before: Config, after: Config) -> dict[str, Any]:

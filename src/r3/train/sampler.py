@@ -1,19 +1,19 @@
-"""From prompts to verified groups: every response is judged as soon as it is finished, while others are generated."""
+"""From prompts to verified groups."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from r3.algorithm import Prompt, seed_of
+from r3.answers import Answer, drawn, judge_all
 from r3.method.reward import reward_parts
 from r3.method.settings import RewardSettings
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import Group, Sample
-from r3.tasks.base import Task, Verdict
-
-TRUNCATED = Verdict(False, "truncated")
+from r3.tasks.base import Task
+from r3.verify.base import Verdict
 
 
 class Sampler:
@@ -28,7 +28,8 @@ class Sampler:
         self.sampling = sampling
         self.reward = reward
         self.group_size = group_size
-        self._judges = ThreadPoolExecutor(2, thread_name_prefix="r3-verify")
+        self.failed: Counter[str] = Counter()
+        """How often each of the task's reward functions has failed in its cage so far."""
 
     def sample(self, prompts: Sequence[Prompt], *, step: int, version: int, seed: str) -> list[Group]:
         """A verified group for each prompt, in order. The responses depend on `seed` and the prompt's index."""
@@ -37,38 +38,40 @@ class Sampler:
             Request(prompt.tokens, size, seed_of(f"{seed}/{index}"))
             for index, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
         ]
-        answers: list[list[Future[Sample] | None]] = [[None] * size for size in sizes]
-        for response in self.engine.generate(requests, self.sampling):
-            judged = self._judges.submit(self._judged, prompts[response.request], response, step, version)
-            answers[response.request][response.index] = judged
+        samples: list[list[Sample | None]] = [[None] * size for size in sizes]
+
+        def keep(answer: Answer[Response], verdict: Verdict) -> None:
+            response = answer.source
+            prompt = prompts[response.request]
+            samples[response.request][response.index] = self._sample(prompt, answer, verdict, step, version)
+
+        asked = [(prompt.query, self.task.judge) for prompt in prompts]
+        judge_all(drawn(self.engine, requests, self.sampling, self.tokenizer, asked), keep)
         return [
-            prompt.group([judged.result() for judged in row if judged is not None])
-            for prompt, row in zip(prompts, answers, strict=True)
+            prompt.group([sample for sample in row if sample is not None])
+            for prompt, row in zip(prompts, samples, strict=True)
         ]
 
-    def _judged(self, prompt: Prompt, response: Response, step: int, version: int) -> Sample:
-        text = self.tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
-        truncated = response.finish == "length"
-        verdict = TRUNCATED if truncated else self.task.verify(prompt.query, text)
-        parts = reward_parts(verdict.right, len(response.tokens), self.reward, limit=self.sampling.max_tokens)
-        if verdict.share is not None and not verdict.right:
-            parts["tests"] = verdict.share
+    def _sample(self, prompt: Prompt, answer: Answer[Response], verdict: Verdict, step: int, version: int) -> Sample:
+        response = answer.source
+        right = verdict.right and not answer.truncated  # whatever the judge says: a cut answer is not an answer
+        parts = reward_parts(
+            right, len(response.tokens), self.reward, limit=self.sampling.max_tokens, scores=verdict.scores
+        )
+        self.failed.update(verdict.failed)
         return Sample(
             prompt.query.id,
             response.tokens,
             response.logprobs,
             response.entropies,
             finish=response.finish,
-            outcome=verdict.right,
+            outcome=right,
             reward=sum(parts.values()),
             reward_parts=parts,
             context=prompt.context,
             policy_version=version,
             step=step,
             epoch=prompt.epoch,
-            text=text,
+            text=answer.text,
             verdict=verdict.text,
         )
-
-    def close(self) -> None:
-        self._judges.shutdown(cancel_futures=True)

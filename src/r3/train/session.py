@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,16 @@ from r3.run import (
     refuse_run,
     resume_command,
 )
+from r3.run.sinks import Label
 from r3.train.build import Parts, build
+from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
-from r3.train.metrics import alarms
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
 from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
 from r3.train.sampler import Sampler
 from r3.train.state import restore, save
+from r3.train.step_metrics import alarms
 from r3.train.stream import QueryStream
 
 log = logging.getLogger(__name__)
@@ -59,14 +61,21 @@ class Finished:
     directory: Path
     step: int
     stopped_by: str | None
-    """The signal that stopped it, or None if it ran to its end."""
+    """The signal that stopped it, `callback`, or None if it ran to its end."""
 
 
-def train(config: Config, resume: Path | None = None, *, allow_changed_data: bool = False) -> Finished | None:
+def train(
+    config: Config,
+    resume: Path | None = None,
+    *,
+    allow_changed_data: bool = False,
+    callbacks: Sequence[AnyCallback] = (),
+) -> Finished | None:
     """Train as the config says; with `resume`, go on with the run in that directory.
 
     Started several times by torchrun or accelerate, the first process leads; in the others it serves and returns None.
     """
+    told = Callbacks(callbacks)
     world = World.join(config.model.device)
     if world.rank > 0:
         checkpoint = RunFiles(resume).checkpoints.latest() if resume is not None and config.model.lora.enabled else None
@@ -75,9 +84,9 @@ def train(config: Config, resume: Path | None = None, *, allow_changed_data: boo
     else:
         try:
             if resume is None:
-                finished = _begin(config, world)
+                finished = _begin(config, world, told)
             else:
-                finished = _go_on(config, resume, world, allow_changed_data=allow_changed_data)
+                finished = _go_on(config, resume, world, told, allow_changed_data=allow_changed_data)
         finally:
             dismiss(world)
     world.leave()
@@ -94,15 +103,15 @@ class _Resumed:
     notes: Mapping[str, Any]
 
 
-def _begin(config: Config, world: World) -> Finished:
+def _begin(config: Config, world: World, told: Callbacks) -> Finished:
     refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     parts = _build(config, None, world)
-    with RunDirectory.create(run_path(config), dump(config), seed=config.run.seed) as directory:
+    with RunDirectory.create(run_path(config), dump(config, run_path(config)), seed=config.run.seed) as directory:
         directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer, parts.earlier))
-        return _run(parts, directory, None, world)
+        return _run(parts, directory, None, world, told)
 
 
-def _go_on(config: Config, path: Path, world: World, *, allow_changed_data: bool) -> Finished:
+def _go_on(config: Config, path: Path, world: World, told: Callbacks, *, allow_changed_data: bool) -> Finished:
     """Check all that the run needs, the cheapest first, before anything of it is changed."""
     with RunDirectory.open(path) as directory:
         checkpoint = check_files(directory)
@@ -111,7 +120,7 @@ def _go_on(config: Config, path: Path, world: World, *, allow_changed_data: bool
         notes = check_inputs(directory, inputs, allowed=allow_changed_data)
         if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
             notes["settings"] = changed
-        return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world)
+        return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world, told)
 
 
 def _build(config: Config, checkpoint: Checkpoint | None, world: World) -> Parts:
@@ -123,11 +132,11 @@ def _adapters(config: Config, checkpoint: Checkpoint | None) -> Path | None:
     return checkpoint.path / "policy" if checkpoint is not None and config.model.lora.enabled else None
 
 
-def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world: World) -> Finished:
+def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world: World, told: Callbacks) -> Finished:
     limits = parts.config.buffer
     with SampleBuffer(directory.buffer_path, per_query=limits.per_query, total=limits.total) as buffer:
         try:
-            return _Session(parts, directory, buffer, resumed, world).run()
+            return _Session(parts, directory, buffer, resumed, world, told).run()
         except (FloatingPointError, Diverged) as error:
             raise Diverged(
                 f"{error}; a resume may lower train.learning_rate and train.max_grad_norm: "
@@ -135,13 +144,25 @@ def _run(parts: Parts, directory: RunDirectory, resumed: _Resumed | None, world:
             ) from error
 
 
-def run_path(config: Config) -> Path:
-    """run.dir with its names filled in."""
+def label_of(config: Config) -> Label:
+    """What a tracking service calls the run."""
+    run = config.run
+    name = None if run.name is None else _filled_in(config, "run.name", run.name)
+    return Label(run.project, name, run.group, tuple(run.tags))
+
+
+def _filled_in(config: Config, setting: str, text: str) -> str:
     names = {"{method}": config.method.name, "{task}": config.task.name, "{seed}": str(config.run.seed)}
     # Not str.format: it also takes widths, and {seed:9999999999} is a name of ten gigabytes.
-    name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], config.run.dir)
+    name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], text)
     if "{" in name or "}" in name:
-        raise ConfigError(f"run.dir={config.run.dir}: only {{method}}, {{task}} and {{seed}} can be filled in")
+        raise ConfigError(f"{setting}={text}: only {{method}}, {{task}} and {{seed}} can be filled in")
+    return name
+
+
+def run_path(config: Config) -> Path:
+    """run.dir with its names filled in."""
+    name = _filled_in(config, "run.dir", config.run.dir)
     if not name or len(name) > 4000 or any(len(os.fsencode(part)) > 255 for part in Path(name).parts):
         raise ConfigError(f"run.dir={name[:100]}: no name that a directory can have; choose a shorter one")
     return Path(name)
@@ -157,13 +178,16 @@ class _Session:
         buffer: SampleBuffer,
         resumed: _Resumed | None,
         world: World,
+        told: Callbacks,
     ) -> None:
+        self.told = told
         self.parts, self.config, self.directory, self.buffer = parts, parts.config, directory, buffer
         self.world, config = world, parts.config
         if config.method.objective.kl > 0:
             parts.policy.keep_reference()
-        stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=config.train.epochs)
-        self.total_steps = total_steps(config, len(stream))
+        epochs = config.train.epochs if config.train.steps is None else None
+        stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=epochs)
+        self.total_steps = total_steps(config, len(parts.task.train))
         total_updates = self.total_steps * config.train.updates_per_batch
         checkpoint = resumed.checkpoint if resumed is not None else None
         if world.size > 1:
@@ -194,6 +218,7 @@ class _Session:
         self.sinks: list[Sink] = open_sinks(
             names,
             directory,
+            label=label_of(config),
             config=config.model_dump(mode="json"),
             resumed_at=self.trainer.step if resumed is not None else None,
         )
@@ -210,29 +235,27 @@ class _Session:
                     progress.say(f"run directory: {self.directory.path}")
                     progress.phase("evaluating before training")
                     self._record(0, self._evaluation())
-                while not self._finished and not stop:
+                while not (self._finished or stop or self.told):
                     self._step(progress)
-                if stop:
+                if stop or self.told:
                     progress.say("stopping: writing a checkpoint")
                 if self.trainer.step not in self.directory.checkpoints.steps():
                     self._checkpoint()
         finally:
-            self.trainer.sampler.close()
-            self.parts.task.close()
+            self.parts.task.judge.close()
             if self.parts.earlier is not None:
                 self.parts.earlier.close()
             for sink in self.sinks:
                 sink.close()
-        if stop:
+        stopped_by = stop.name or (STOPPED if self.told and not self._finished else None)
+        if stopped_by is not None:
             log.warning("stopped after step %d; go on with: %s", self.trainer.step, resume_command(self.directory.path))
-        return Finished(self.directory.path, self.trainer.step, stop.name)
+        return Finished(self.directory.path, self.trainer.step, stopped_by)
 
     @property
     def _finished(self) -> bool:
         spent = self.config.train.tokens is not None and self.tokens >= self.config.train.tokens
-        return (
-            spent or self.trainer.stream.exhausted or self.trainer.step >= (self.config.train.steps or self.total_steps)
-        )
+        return spent or self.trainer.stream.exhausted or self.trainer.step >= self.total_steps
 
     def _evaluation_due(self, tokens_before: int) -> bool:
         """After the last step, every so many steps, and whenever the tokens have crossed a line of their grid."""
@@ -266,7 +289,7 @@ class _Session:
             return {}
         settings = self.config.evaluate
         sampling = Sampling(
-            max_tokens=self.config.rollout.max_tokens,
+            max_tokens=self.config.evaluation_limit,
             stop_tokens=self.parts.sampling.stop_tokens,
             temperature=settings.temperature,
         )
@@ -285,6 +308,7 @@ class _Session:
         self.directory.metrics.append(step, metrics)
         for sink in self.sinks:
             sink.log(step, metrics)
+        self.told.step(step, {"step": step, **metrics})
 
     def _save_rollouts(self, step: int, result: StepResult) -> None:
         every = self.config.run.rollouts_every
@@ -295,10 +319,11 @@ class _Session:
 
     def _checkpoint(self) -> None:
         checkpoints = self.directory.checkpoints
-        checkpoints.write(self.trainer.step, self._fill)
+        written = checkpoints.write(self.trainer.step, self._fill)
         self.directory.update_info(checkpoint=self.trainer.step)
         checkpoints.prune(self.config.run.keep_checkpoints)
         self.buffer.settle(min(checkpoints.steps()))
+        self.told.checkpoint(written.step, written.path)
 
     def _fill(self, folder: Path) -> None:
         save(self.trainer, folder)
@@ -306,6 +331,5 @@ class _Session:
 
 
 def total_steps(config: Config, queries: int) -> int:
-    """Steps of the whole run; with resampling, which reads ahead, at most so many."""
-    steps = -(-queries // config.train.queries_per_step)
-    return steps if config.train.steps is None else min(steps, config.train.steps)
+    """Steps of the whole run: train.steps, or those of its epochs (with resampling, which reads ahead, fewer)."""
+    return config.train.steps or -(-queries * config.train.epochs // config.train.queries_per_step)

@@ -13,8 +13,8 @@ class TrainSettings(OptimiserSettings):
     queries_per_step: int = Field(16, ge=1, le=1_000_000)
     """D_b: queries per step."""
     epochs: int = Field(3, ge=1, le=1_000_000)
-    """Passes over the task."""
+    """Passes over the task, where train.steps does not say how long the run is."""
     steps: int | None = Field(None, ge=1)
-    """Stop after so many steps, whatever epochs says."""
+    """So many steps, in as many passes over the task as that takes: whatever epochs says, like max_steps in TRL."""
     tokens: int | None = Field(None, ge=1)
     """Stop at the end of the step in which so many tokens have been generated (reflection and resampling included)."""

@@ -124,7 +124,7 @@ def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Tr
             )
         aside = [one for query in task.heldout if (one := example(query, policy)) is not None]
     finally:
-        task.close()
+        task.judge.close()
     return plain + retries, aside, len(retries), sum(one is not None for one in made) - len(plain)
 
 

@@ -17,18 +17,21 @@ from r3.samples import Query
 class QueryStream:
     """Queries in training order, epoch after epoch."""
 
-    def __init__(self, queries: Sequence[Query], *, seed: int, epochs: int) -> None:
+    def __init__(self, queries: Sequence[Query], *, seed: int, epochs: int | None) -> None:
+        """`epochs` is None for a stream without an end."""
         self.queries = queries
         self.seed = seed
         self.epochs = epochs
         self.position = 0
 
-    def __len__(self) -> int:
-        return len(self.queries) * self.epochs
+    @property
+    def end(self) -> int | None:
+        """The position behind the last query, if there is one."""
+        return None if self.epochs is None else len(self.queries) * self.epochs
 
     @property
     def exhausted(self) -> bool:
-        return self.position >= len(self)
+        return self.end is not None and self.position >= self.end
 
     def epoch_at(self, position: int) -> int:
         """The epoch (from 1) of a position."""
@@ -36,7 +39,7 @@ class QueryStream:
 
     def take(self, count: int) -> list[tuple[Query, int]]:
         """The next `count` queries (fewer at the end of the last epoch), each with its epoch."""
-        end = min(self.position + count, len(self))
+        end = self.position + count if self.end is None else min(self.position + count, self.end)
         taken = [self._at(position) for position in range(self.position, end)]
         self.position = end
         return taken

@@ -1,12 +1,13 @@
-"""What a verifier is: a completion and a reference answer in, right or wrong and why out."""
+"""What a judge is: a query and an answer in; right or wrong, why, and what the answer is worth out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from r3.errors import BAD_INPUT, R3Error
+from r3.samples import Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,49 @@ class Verdict:
     seconds: float = 0.0
     feedback: str = ""
     """What went wrong, for a reader: the failing test of a program, say. May be shown to the model in a reflection."""
-    share: float | None = None
-    """The share of the tests that passed, where there are several and all were run."""
+    scores: Mapping[str, float] | None = None
+    """What the answer's reward is the sum of, by name; None leaves it to the method's own reward for right or wrong."""
+    failed: tuple[str, ...] = ()
+    """The scores that are 0 because their function failed in its cage."""
 
     @property
     def text(self) -> str:
         """The reason and, on the lines behind it, the feedback: what a sample keeps."""
         return f"{self.reason}\n{self.feedback}" if self.feedback else self.reason
+
+
+TRUNCATED = Verdict(False, "truncated")
+
+
+class VerifierError(R3Error, RuntimeError):
+    """A judge that cannot work at all; the message names the fix. A bad answer is a verdict, never an error."""
+
+    exit_code = BAD_INPUT
+
+
+class Judge(Protocol):
+    """Says of an answer to a query whether it is right. Safe to call from several threads at once."""
+
+    def judge(self, query: Query, text: str, *, truncated: bool = False) -> Verdict:
+        """The verdict on one answer. One that the length limit cut is never right, whatever it holds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of workers, if there are any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainJudge:
+    """A judge that is a pure function of the query and a whole answer."""
+
+    decide: Callable[[Query, str], Verdict]
+
+    def judge(self, query: Query, text: str, *, truncated: bool = False) -> Verdict:
+        return TRUNCATED if truncated else self.decide(query, text)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 class Case(NamedTuple):
@@ -33,29 +70,3 @@ class Case(NamedTuple):
     completion: str
     gold: str
     truncated: bool = False
-
-
-class VerifierError(R3Error, RuntimeError):
-    """A verifier that cannot work at all; the message names the fix. A bad answer is a verdict, never an error."""
-
-    exit_code = BAD_INPUT
-
-
-class Verifier(Protocol):
-    """Judges completions. Safe to call from several threads at once."""
-
-    def verify(self, completion: str, gold: str, *, truncated: bool = False) -> Verdict: ...
-
-    def verify_many(self, cases: Iterable[Case | tuple[str, str]]) -> list[Verdict]:
-        """The verdicts in the order of the cases."""
-        ...
-
-    def counts(self) -> Mapping[str, int]:
-        """How many verdicts had each reason so far, for the metrics."""
-        ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...

@@ -9,12 +9,12 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
-from r3.verify.base import Case, Verdict, VerifierError
+from r3.samples import Query
+from r3.verify.base import TRUNCATED, Verdict, VerifierError
 from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings
 
 log = logging.getLogger(__name__)
@@ -26,45 +26,24 @@ _LANGUAGES = ("", "py", "py3", "python", "python3", "python 3")
 
 
 class CodeVerifier:
-    """The verifier protocol over a sandbox. Any thread may use it; a forked child starts its own workers."""
+    """The judge over a sandbox. Any thread may use it; a forked child starts its own workers."""
 
     def __init__(self, settings: SandboxSettings | None = None, *, graded: bool = False) -> None:
         self.settings = settings or SandboxSettings()
         self.graded = graded
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
         self._sandbox: Sandbox | None = None
         self._owner = os.getpid()
 
-    def verify(
-        self, completion: str, gold: str = "", *, truncated: bool = False, columns: Mapping[str, Any] | None = None
-    ) -> Verdict:
+    def judge(self, query: Query, text: str, *, truncated: bool = False) -> Verdict:
+        if truncated:
+            return TRUNCATED
         started = time.perf_counter()
-        verdict = Verdict(False, "truncated") if truncated else self._judged(completion, columns or {})
-        with self._lock:
-            self._counts[verdict.reason] += 1
-        return Verdict(verdict.right, verdict.reason, time.perf_counter() - started, verdict.feedback, verdict.share)
-
-    def verify_many(
-        self, cases: Iterable[Case | tuple[str, str]], columns: Iterable[Mapping[str, Any]] | None = None
-    ) -> list[Verdict]:
-        """The verdicts in order; `columns` holds each case's other columns."""
-        listed = [case if isinstance(case, Case) else Case(*case) for case in cases]
-        others = list(columns) if columns is not None else [{} for _ in listed]
-
-        def one(case: Case, other: Mapping[str, Any]) -> Verdict:
-            return self.verify(case.completion, case.gold, truncated=case.truncated, columns=other)
-
-        with ThreadPoolExecutor(self.settings.workers, thread_name_prefix="r3-code") as threads:
-            return list(threads.map(one, listed, others))
+        return replace(self._judged(text, query.columns), seconds=time.perf_counter() - started)
 
     def start(self) -> list[str]:
         """Start a worker now, so that a machine that cannot isolate code is found out early; the walls it has."""
         return self._here().start()
-
-    def counts(self) -> Mapping[str, int]:
-        with self._lock:
-            return dict(self._counts)
 
     def close(self) -> None:
         with self._lock:
@@ -107,8 +86,8 @@ class CodeVerifier:
 
 def _verdict(outcome: Outcome, graded: bool) -> Verdict:
     right = outcome.reason == "pass" and outcome.passed == outcome.total
-    share = outcome.passed / outcome.total if graded else None
-    return Verdict(right, outcome.reason, feedback=outcome.feedback, share=share)
+    scores = {"correct": 0.0, "tests": outcome.passed / outcome.total} if graded and not right else None
+    return Verdict(right, outcome.reason, feedback=outcome.feedback, scores=scores)
 
 
 def _again(settings: SandboxSettings, graded: bool) -> CodeVerifier:

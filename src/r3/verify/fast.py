@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 
 from r3.verify.canonical import canonical
-from r3.verify.compare import AnyShape, Judge, compare, is_near
+from r3.verify.equality import AnyShape, Judge, compare, is_near
 from r3.verify.numbers import Number, read_number, same_number
 from r3.verify.outline import Leaf, shape
 from r3.verify.units import conflict

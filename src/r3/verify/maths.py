@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from r3.samples import Query
 from r3.verify import boxes, fast
 from r3.verify.base import Case, Verdict
 from r3.verify.cage import Answer, Cage, CageSettings
@@ -59,7 +60,11 @@ class MathVerifier:
         )
         self._state = _State()
 
+    def judge(self, query: Query, text: str, *, truncated: bool = False) -> Verdict:
+        return self.verify(text, query.answer, truncated=truncated)
+
     def verify(self, completion: str, gold: str, *, truncated: bool = False) -> Verdict:
+        """The same where there is no query, only a reference answer."""
         return self.verify_many([Case(completion, gold, truncated)])[0]
 
     def verify_many(self, cases: Iterable[Case | tuple[str, str]]) -> list[Verdict]:

@@ -28,7 +28,7 @@ from math_verify.grader import is_relation, should_treat_as_complex, sympy_symbo
 from sympy.parsing import sympy_parser
 
 from r3.verify import fast
-from r3.verify.compare import AnyShape, Judge, compare, is_near
+from r3.verify.equality import AnyShape, Judge, compare, is_near
 from r3.verify.numbers import ROUNDED_GOLD_DIGITS, Number, read_number, same_number
 from r3.verify.outline import Chain, Items, Leaf, Matrix
 

@@ -15,8 +15,8 @@ from typing import Any
 from r3.errors import RunError
 from r3.run import RunFiles
 from r3.run.files import read_regular
+from r3.view.columns import MetricsTail
 from r3.view.errors import ViewError
-from r3.view.metrics import MetricsTail
 from r3.view.queries import QueryIndex
 from r3.view.steps import StepTables
 

@@ -86,6 +86,7 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
         f"{_bold(f'Step {step}, group {number}')}  query {visible(about['query'])}, {about['context']} prompt"
         + (f" showing attempt #{about['shown']}" if about["shown"] is not None else ""),
         visible(rows[0]["prompt"] if rows else about["question"]),
+        *([f"Reference answer: {visible(about['answer'])}"] if about.get("answer") else []),
         "",
     ]
     for i, outcome in enumerate(about["outcomes"]):
@@ -96,9 +97,10 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
             else f"replayed from step {about['steps'][i]}, age {now - about['versions'][i]}"
         )
         paid = "" if about["ranking"][i] is None else f", ranking {about['ranking'][i]:+.3f}"
+        parts = _parts(rows[i].get("reward_parts") or {}) if rows else ""
         reason = f" ({visible(str(rows[i].get('verdict', '')))})" if rows and rows[i].get("verdict") else ""
         lines.append(
-            f"{_bold(f'[{i}] {verdict}')}{reason}, {origin}: reward {about['rewards'][i] or 0:.3f}{paid}, "
+            f"{_bold(f'[{i}] {verdict}')}{reason}, {origin}: reward {about['rewards'][i] or 0:.3f}{parts}{paid}, "
             f"advantage {about['advantages'][i] or 0:+.3f}, {about['lengths'][i]} tokens"
         )
         if rows:
@@ -108,6 +110,12 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
             "Only this summary was saved of the group: run.rollouts_groups says of how many the answers are kept."
         )
     return "\n".join(lines)
+
+
+def _parts(reward_parts: dict[str, Any]) -> str:
+    """What a reward is the sum of, but for the ranking reward, which is told apart."""
+    named = [f"{visible(name)} {value:.3f}" for name, value in reward_parts.items() if name != "ranking"]
+    return f" ({' + '.join(named)})" if named else ""
 
 
 def _metric_row(run: ViewedRun, label: str, key: str) -> tuple[str, str, str, str] | None:

@@ -27,7 +27,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from r3.algorithm import Prompt
 from r3.config import load_config
 from r3.errors import ConfigError
-from r3.integrations.common.checkpoints import FILE, prune_copies
+from r3.integrations.common.buffer_copies import FILE, prune_copies
 from r3.integrations.common.groups import Answer
 from r3.integrations.verl import ESTIMATOR, transfer
 from r3.integrations.verl.__main__ import main

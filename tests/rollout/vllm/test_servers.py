@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,14 @@ def weights_of(server: Server) -> str:
         return str(json.load(answer)["weight_version"])
 
 
-def test_servers_draw_from_the_policys_weights_as_they_are_now(pair: tuple[Server, Server], model: Path) -> None:
+def test_servers_draw_from_the_policys_weights_as_they_are_now(
+    pair: tuple[Server, Server], model: Path, report_gap: Callable[[float], None]
+) -> None:
     policy = policy_of(model)
     shake(policy, 1)
     engine = engine_over(policy, *pair)
     before = answers(engine, questions(), SAMPLING)
-    print(f"mean difference of log-probs: {gap(policy, questions(), before):.1e}")
+    report_gap(gap(policy, questions(), before))
     assert gap(policy, questions(), before) < BOUND
     assert tokens_of(answers(engine, questions(), SAMPLING)) == tokens_of(before)
     assert [weights_of(server) for server in pair] == [engine.version] * 2
@@ -89,7 +91,7 @@ def test_lora_stops_limits_and_filters(pair: tuple[Server, Server], model: Path)
         stopped = int(response.tokens[-1]) in stops
         assert response.finish == ("stop" if stopped else "length")
         assert stopped or len(response.tokens) == (1, 3, 9, 20)[index]
-    assert gap(policy, requests, responses, temperature=0.8) < 3 * BOUND
+    assert gap(policy, requests, responses, temperature=0.8) < BOUND
 
 
 def test_a_call_left_unfinished_ends_at_the_servers_too(pair: tuple[Server, Server], model: Path) -> None:
@@ -220,10 +222,10 @@ def test_a_server_that_came_back_has_a_share_again(pair: tuple[Server, Server], 
 def test_a_server_that_does_not_come_back_ends_the_run_which_goes_on_with_another(
     pair: tuple[Server, Server], model: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = settings(tmp_path, model, pair[0], rollout__server_patience=0.5)
+    arguments = settings(tmp_path, model, pair[0], rollout__server_patience=5)
     assert train(arguments, Fate(pair[0], 70, returns=False)) == 1
     said = capsys.readouterr().err
-    assert "r3: rollout.servers: none came back within rollout.server_patience=0.5 seconds" in said
+    assert "r3: rollout.servers: none came back within rollout.server_patience=5 seconds" in said
     assert "python -m r3.rollout.vllm.serve MODEL --port PORT" in said
     again = [*arguments, f"run.dir={tmp_path / 'again'}"]
     assert main(["train", "--quiet", *again]) == 2, "a server that is gone is noticed before a run starts"

@@ -70,8 +70,10 @@ def test_a_killed_worker_is_replaced_and_no_case_is_lost() -> None:
         box.close()
 
 
-def test_closing_leaves_no_process_no_mount_and_no_file() -> None:
-    mounts, files = Path("/proc/mounts").read_text(), set(Path("/tmp").iterdir())
+def test_closing_leaves_no_process_no_mount_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    mounts = Path("/proc/self/mounts").read_text()
     box = Sandbox(SandboxSettings(workers=2, seconds=5))
     loop = Job("def double(x):\n    while True: pass", RIGHT.tests)
     waiting = threading.Thread(target=box.judge_many, args=([RIGHT, loop, loop, RIGHT],))
@@ -82,8 +84,8 @@ def test_closing_leaves_no_process_no_mount_and_no_file() -> None:
     box.close()
     waiting.join()
     assert all(gone(handle) for handle in handles)
-    assert Path("/proc/mounts").read_text() == mounts
-    assert {path for path in set(Path("/tmp").iterdir()) - files if "r3" in path.name} == set()
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(VerifierError, match="closed"):
         box.judge(RIGHT)
 
@@ -103,22 +105,23 @@ def test_a_killed_host_leaves_no_process() -> None:
 
 
 def test_a_forked_child_leaves_its_parents_workers_alone() -> None:
+    from r3.samples import Query
     from r3.verify.code import CodeVerifier
 
-    columns = {"tests": list(RIGHT.tests)}
+    query = Query("q", "?", columns={"tests": list(RIGHT.tests)})
     with CodeVerifier(SandboxSettings(workers=1)) as verifier:
-        assert verifier.verify(RIGHT.code, columns=columns).right
+        assert verifier.judge(query, RIGHT.code).right
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                right = verifier.verify(RIGHT.code, columns=columns).right
+                right = verifier.judge(query, RIGHT.code).right
                 verifier.close()
                 code = 0 if right else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert verifier.verify(RIGHT.code, columns=columns).right
+        assert verifier.judge(query, RIGHT.code).right
 
 
 def test_a_machine_without_isolation_is_refused_with_the_reasons_and_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,4 +29,4 @@ def turns_of(text: PromptText) -> str | list[dict[str, str]]:
     """The prompt in the form of the trainer's data."""
     if isinstance(text, str):
         return text
-    return [{"role": turn.role, "content": turn.content} for turn in text]
+    return [turn.as_dict() for turn in text]

@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-TESTED = ("1.16",)
+TESTED = ("1.14", "1.15", "1.16")
 """Minor versions of TRL that the tests ran with."""
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from r3.algorithm import Algorithm, Asked
-from r3.integrations.common.checkpoints import FILE, open_buffer, save_buffer
+from r3.integrations.common.buffer_copies import FILE, open_buffer, save_buffer
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of

@@ -55,13 +55,14 @@ def export(config: Config, folder: Path) -> list[str]:
                 write(queries, folder / f"{name}.parquet", source, name)
                 said.append(f"written    {folder / f'{name}.parquet'}: {len(queries):,} queries")
     finally:
-        task.close()
-    if not isinstance(config.task, FileSettings) or config.task.verifier != "math":
+        task.judge.close()
+    if not isinstance(config.task, FileSettings) or config.task.verifier != "math" or config.task.rewards:
+        own = " with task.rewards" if config.task.rewards else ""
         judge = (
             config.task.verifier if isinstance(config.task, FileSettings) else f"that of the task {config.task.name}"
         )
         said.append(
-            f"note       r3_reward judges the last \\boxed{{}} as maths, and this task's verifier is {judge}: give "
-            "verl yours with reward.custom_reward_function.path and .name"
+            f"note       r3_reward judges the last \\boxed{{}} as maths, and this task's verifier is {judge}{own}: "
+            "give verl yours with reward.custom_reward_function.path and .name"
         )
     return said

@@ -45,5 +45,12 @@ class Templated:
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def get_added_vocab(self) -> dict[str, int]:
+        return dict(self.tokenizer.get_added_vocab())
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        return list(self.tokenizer.all_special_tokens)
+
     def apply_chat_template(self, conversation: list[dict[str, str]], /, **options: Any) -> Any:
         return self.tokenizer.apply_chat_template(conversation, **{**self.options, **options})

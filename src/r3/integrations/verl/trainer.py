@@ -36,7 +36,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from r3.algorithm import Algorithm, Prompt
-from r3.integrations.common.checkpoints import FILE, open_buffer, prune_copies, save_buffer
+from r3.integrations.common.buffer_copies import FILE, open_buffer, prune_copies, save_buffer
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance, importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of

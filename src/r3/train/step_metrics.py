@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from r3.method.ranking import late_pairs
+from r3.method.settings import RankingSettings
 from r3.method.step import StepResult
 from r3.policy.update import UpdateReport
 from r3.samples import Sample
@@ -40,9 +42,13 @@ def alarms(metrics: Mapping[str, float], answers: int) -> list[str]:
 
 
 def step_metrics(
-    result: StepResult, report: UpdateReport, seconds: Mapping[str, float], reflections: Mapping[str, int]
+    result: StepResult,
+    report: UpdateReport,
+    seconds: Mapping[str, float],
+    reflections: Mapping[str, int],
+    failed: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
-    """All metrics of a step."""
+    """All metrics of a step; `failed` counts the answers on which a reward function failed in its cage, by its name."""
     fresh = result.samples
     plain = [s for s in fresh if s.context.kind == "plain"]
     reflected = [s for s in fresh if s.context.kind == "reflection"]
@@ -55,6 +61,7 @@ def step_metrics(
         **_lift(plain, reflected),
         "reward": _mean(s.reward for s in fresh),
         **{f"reward/{part}": _mean(s.reward_parts.get(part, 0.0) for s in fresh) for part in _parts(fresh)},
+        **{f"reward/{name}/failed": count for name, count in sorted((failed or {}).items())},
         "solve_none": counts["groups/solve_none"] / groups,
         "solve_all": counts["groups/solve_all"] / groups,
         "truncated": _mean(s.truncated for s in fresh),
@@ -92,13 +99,32 @@ def _lift(plain: Sequence[Sample], reflected: Sequence[Sample]) -> dict[str, flo
     }
 
 
+def ranking_metrics(result: StepResult, limit: int, settings: RankingSettings) -> dict[str, float]:
+    """Whether SERR's order at half the length limit tells which of a query's answers finish right (AUC; 0.5: no).
+
+    A step has few such pairs: sum `ranking/pairs_in_order` and `ranking/pairs` over many before believing it.
+    """
+    in_order, pairs = 0.0, 0
+    for group in (mixed.group for mixed in result.groups if mixed.group.context.kind == "plain"):
+        known = [(s.entropies, bool(s.outcome)) for s in group.samples if s.entropies is not None]
+        fell, of = late_pairs(
+            [entropies for entropies, _ in known],
+            [right for _, right in known],
+            limit=limit,
+            peak_fraction=settings.peak_fraction,
+        )
+        in_order, pairs = in_order + fell, pairs + of
+    auc = in_order / pairs if pairs else float("nan")
+    return {"ranking/auc": auc, "ranking/pairs_in_order": in_order, "ranking/pairs": pairs}
+
+
 def _right_per_1k(samples: Sequence[Sample]) -> float:
     tokens = sum(map(len, samples))
     return 1000 * sum(bool(sample.outcome) for sample in samples) / tokens if tokens else float("nan")
 
 
 def _parts(samples: Sequence[Sample]) -> list[str]:
-    return sorted({"correct", "length", "ranking"} | {part for s in samples for part in s.reward_parts})
+    return sorted({"ranking"} | {part for s in samples for part in s.reward_parts})
 
 
 def _mean(values: Iterable[float | bool | None]) -> float:

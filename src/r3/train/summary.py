@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from r3.config import Config
 from r3.evaluate.intervals import Accuracy
 from r3.run import read_metrics
 from r3.run.directory import RunFiles
 
+TITLES = {"grpo": "GRPO", "r3": "R³"}
 
-def print_report(directory: Path) -> None:
-    """Print the summary of a finished run to standard output."""
+
+def print_report(directory: Path, config: Config, recipe: str | None, overrides: Sequence[str]) -> None:
+    """Print the summary of a finished run to standard output; `recipe` and `overrides` are what it was begun with."""
     lines = list(read_metrics(RunFiles(directory).metrics_path))
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
     for title, rows in summary(lines).items():
@@ -27,7 +31,19 @@ def print_report(directory: Path) -> None:
     print(f"{bold}Next{plain}")
     print(f"  the trained policy       {_policy(directory)}")
     print(f"  curves, groups, answers  r3 view {directory}")
-    print("  the same with GRPO       r3 train method=grpo")
+    other = "r3" if config.method.name == "grpo" else "grpo"
+    print(f"  {f'the same with {TITLES[other]}':<23}  {with_method(other, directory, config, recipe, overrides)}")
+
+
+def with_method(name: str, directory: Path, config: Config, recipe: str | None, overrides: Sequence[str]) -> str:
+    """The run's own command with another method, in a directory of its own."""
+    replaced = {"method", "method.name"}
+    more = [f"method={name}"]  # last: it resets what it governs
+    if "{method}" not in config.run.dir:
+        replaced.add("run.dir")
+        more.append(f"run.dir={directory}-{name}")
+    kept = [setting for setting in overrides if setting.partition("=")[0].strip() not in replaced]
+    return shlex.join(["r3", "train", *([] if recipe is None else [recipe]), *kept, *more])
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, str]]]:

@@ -1,0 +1,71 @@
+"""`r3 completion`: completion of commands, options and settings for bash and zsh."""
+
+from __future__ import annotations
+
+import argparse
+
+SCRIPT = """\
+# Completion of r3; in ~/.bashrc: eval "$(r3 completion bash)", in ~/.zshrc: eval "$(r3 completion zsh)"
+_r3() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words=""
+  if [[ $COMP_CWORD == 1 ]]; then
+    words="{commands}"
+  else
+    case "$command" in
+{cases}
+    esac
+  fi
+  if [[ $word == *=* || $word == = ]]; then return; fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+  if [[ ${{COMPREPLY[0]}} == *= ]]; then compopt -o nospace 2>/dev/null; fi
+}}
+complete -o default -F _r3 r3
+"""
+WITH_SETTINGS = ("train", "sft", "compare", "data")
+"""Commands that take key=value settings."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The one argument of `r3 completion`."""
+    parser.epilog = 'eval "$(r3 completion bash)" in ~/.bashrc, or with zsh in ~/.zshrc'
+    parser.add_argument("shell", choices=["bash", "zsh"], help="which shell")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the script; returns the exit code."""
+    from r3.cli import parser
+
+    commands = _commands(parser())
+    cases = []
+    for name, command in commands.items():
+        words = [*_options(command), *_commands(command)]
+        for action in _commands(command).values():
+            words += _options(action)
+        if name in WITH_SETTINGS:
+            words += _settings()
+        cases.append(f'      {name}) words="{" ".join(dict.fromkeys(words))}" ;;')
+    if arguments.shell == "zsh":
+        print("autoload -U +X bashcompinit && bashcompinit")
+    print(SCRIPT.format(commands=" ".join(commands), cases="\n".join(cases)), end="")
+    return 0
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The subcommands of a parser, where it has any."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+
+def _settings() -> list[str]:
+    """Every setting of every family of tasks, as `key=`."""
+    from r3.config import Config
+    from r3.config_text import all_keys
+
+    return sorted({f"{key}=" for key in all_keys(Config)})

@@ -1,0 +1,74 @@
+"""Names of models that are neither here nor to be had: told at once, before minutes of attempts to reach a hub."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+import urllib.request
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants, try_to_load_from_cache
+
+from r3.errors import ConfigError
+
+_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
+
+
+def check_reachable(path: str, named: str, revision: str | None = None) -> None:
+    """`ConfigError` unless the model is a folder, in the cache, or may be on a hub that answers.
+
+    `named` is what the setting says. Only a sure failure counts: a slow network or a proxy is left to the library's
+    own patience.
+    """
+    if os.path.exists(path) or _is_cached(path, revision):
+        return
+    if path.startswith((".", "~", os.sep)) or path.count("/") > 1:
+        raise ConfigError(f"model.path={named}: cannot load it (there is no such folder){_meant(path)}")
+    if (reason := _unreachable(constants.ENDPOINT)) is not None:
+        raise ConfigError(
+            f"model.path={named}: cannot load it (it is no folder and not in the cache of the hub, and "
+            f"{constants.ENDPOINT} cannot be reached: {reason}){_meant(path)}"
+        )
+
+
+def _is_cached(path: str, revision: str | None) -> bool:
+    try:
+        return any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in _FILES)
+    except ValueError:  # no name that a hub could have
+        return False
+
+
+@lru_cache(maxsize=8)
+def _unreachable(endpoint: str) -> str | None:
+    """Why nothing can come from there, where that is certain."""
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    if urllib.request.getproxies():
+        return None
+    parts = urlsplit(endpoint)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 443), timeout=5).close()
+    except TimeoutError:
+        return None
+    except OSError as error:
+        return str(error.strerror or error)
+    return None
+
+
+def _meant(path: str) -> str:
+    """What was probably meant, among folders beside it and models in the cache."""
+    parent = Path(path).parent
+    try:
+        names = [str(parent / entry.name) for entry in parent.iterdir() if (entry / "config.json").exists()]
+    except OSError:
+        names = []
+    cache = Path(constants.HF_HUB_CACHE)
+    if cache.is_dir():
+        names += [entry.name.removeprefix("models--").replace("--", "/") for entry in cache.glob("models--*")]
+    near = difflib.get_close_matches(path, [*names, "embedded"], n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return "; give a folder with a Hugging Face causal LM, a hub id that this machine can reach, or 'embedded'"

@@ -1,0 +1,178 @@
+"""From findings to what is expected to pay, and the settings that follow. `docs/probe.md` gives the reasons.
+
+A mechanism that costs generated tokens or moves the policy is advised only when its interval leaves nothing open;
+replay, which costs none, on its point estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from r3.config import Config, changes, validate
+from r3.evaluate.passk import Estimate
+from r3.probe.findings import SERR, Findings
+from r3.train.step_metrics import FAILURES, MOST_FAILURES
+
+LEAST_REPLAY = 0.01
+"""Replay is expected to pay when at least this share of queries would have a success to replay an epoch later."""
+LEAST_LIFT = 2.0
+"""Reflection is expected to pay when it is right at least so many times as often, and its interval excludes 1."""
+CHANCE = 0.5
+"""The AUC of an order that tells nothing."""
+LEAST_LATE = 0.02
+"""Twice the limit is worth a look when accuracy would rise by at least so much."""
+MOST_UNIFORM = 0.9
+"""Beyond this share of groups that solve none (or all), hardly any teaches."""
+
+Pays = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether one mechanism is expected to pay, and why."""
+
+    about: str
+    pays: Pays
+    reason: str
+
+
+def advise(findings: Findings, config: Config) -> tuple[Advice, ...]:
+    """A line for each mechanism, and for whatever else should be known before a long run."""
+    reflection = _reflection(findings)
+    return (
+        _replay(findings, lifted=reflection.pays == "yes"),
+        reflection,
+        _ranking(findings, config),
+        _twice(findings),
+        *_remarks(findings, lifted=reflection.pays == "yes"),
+    )
+
+
+def _replay(findings: Findings, *, lifted: bool) -> Advice:
+    success = findings.replay["success"]
+    if success.value >= LEAST_REPLAY:
+        reason = f"{_percent(success)} of queries would have a success to replay when met again"
+        return Advice("replay", "yes", reason)
+    reason = f"only {_percent(success)} of queries would have a success to replay when met again"
+    if lifted:
+        return Advice("replay", "yes", f"{reason}, but it brings what reflection finds to the plain prompt")
+    return Advice("replay", "no", f"{reason}; it costs no generated tokens and may stay on")
+
+
+def _reflection(findings: Findings) -> Advice:
+    lift = findings.lift
+    if lift is None:
+        why = ", ".join(f"{reason} {count}" for reason, count in findings.refused.items())
+        if not findings.hard:
+            return Advice(
+                "reflection", "no", f"each of {findings.queries} queries was solved: there is none to reflect on"
+            )
+        return Advice("reflection", "unknown", f"no reflection answer was drawn ({why or 'no room in the budget'})")
+    told = f"right {_times(lift.ratio)} as often as plain answers to the same {lift.queries} unsolved queries"
+    if lift.ratio.low > 1 and lift.ratio.value >= LEAST_LIFT:
+        return Advice("reflection", "yes", told)
+    if lift.ratio.high < LEAST_LIFT:
+        return Advice("reflection", "no", f"{told}: no lift of {LEAST_LIFT:g} times")
+    return Advice("reflection", "unknown", f"{told}: a lift of {LEAST_LIFT:g} times is not shown; draw more --tokens")
+
+
+def _ranking(findings: Findings, config: Config) -> Advice:
+    auc = findings.ranking.auc.get(SERR)
+    if config.method.mask_truncated:
+        return Advice("ranking", "no", "method.mask_truncated leaves out the very answers that it ranks")
+    if auc is None:
+        return Advice("ranking", "unknown", _no_order(findings))
+    told = f"its order has an AUC of {_interval(auc)} for finishing right ({findings.ranking.pairs} pairs)"
+    if auc.low > CHANCE:
+        return Advice("ranking", "yes", told)
+    if findings.ranking.pairs and auc.high - auc.low == 1.0:
+        return Advice("ranking", "unknown", f"{told}, of only {findings.ranking.queries} queries")
+    return Advice("ranking", "no", f"{told}: " + ("worse than chance" if auc.high < CHANCE else "may be chance"))
+
+
+def _no_order(findings: Findings) -> str:
+    if findings.at_twice.no_room and not findings.at_twice.carried_on:
+        return "the model's context has no room to carry truncated answers on to twice the limit"
+    if not findings.at_twice.carried_on:
+        return "no truncated answer was carried on, so there is nothing to rank"
+    return "no query has both a truncated answer that finishes right and one that does not"
+
+
+def _twice(findings: Findings) -> Advice:
+    late, limit = findings.at_twice, findings.limit
+    if late.finish_right is None or late.accuracy is None:
+        return Advice("twice the limit", "unknown", "no truncated answer was carried on")
+    plain = findings.pass_at[1].value
+    gain = [findings.truncated.value * share for share in (late.finish_right.low, late.finish_right.high)]
+    told = (
+        f"{_percent(late.finish_right)} of truncated answers are right at {2 * limit:,} tokens: accuracy "
+        f"{plain:.1%} → {late.accuracy:.1%}"
+    )
+    return Advice(
+        "twice the limit", "yes" if gain[0] >= LEAST_LATE else "no" if gain[1] < LEAST_LATE else "unknown", told
+    )
+
+
+def _remarks(findings: Findings, *, lifted: bool) -> list[Advice]:
+    remarks = []
+    for which, hint in (
+        ("none", "a warm start (r3 sft), easier problems or a longer limit come first"),
+        ("all", "harder problems would teach more"),
+    ):
+        if findings.solve[which].value > MOST_UNIFORM and not (which == "none" and lifted):
+            remarks.append(Advice("data", "no", f"{_percent(findings.solve[which])} of groups solve {which}: {hint}"))
+    failed = {reason: findings.reasons[reason] for reason in FAILURES if reason in findings.reasons}
+    if sum(failed.values()) > MOST_FAILURES * findings.answers:
+        counts = ", ".join(f"{reason} {count}" for reason, count in failed.items())
+        remarks.append(
+            Advice("verifier", "no", f"it gave up on {sum(failed.values())} of {findings.answers} answers ({counts})")
+        )
+    return remarks
+
+
+def settings(advice: tuple[Advice, ...], findings: Findings) -> dict[str, Any]:
+    """The settings that follow, as they are laid over the recipe. What is unknown is off until it is shown to pay."""
+    pays = {line.about: line.pays for line in advice}
+    method: dict[str, Any] = {"replay": {"enabled": True}}
+    if pays["reflection"] == "yes":
+        method["reflection"] = {
+            "enabled": True,
+            "budget": "shared",
+            "at_once": True,
+            "window": 2 * findings.group_size,
+            "min_lift": LEAST_LIFT,
+        }
+    else:
+        method["reflection"] = {"enabled": False}
+    method["ranking"] = {"enabled": pays["ranking"] == "yes"}
+    follow: dict[str, Any] = {"method": method}
+    if pays["twice the limit"] == "yes":
+        follow["evaluate"] = {"max_tokens": 2 * findings.limit}
+    return follow
+
+
+def laid_over(config: Config, following: dict[str, Any]) -> str:
+    """The whole recipe with these settings, as YAML."""
+    tree = config.model_dump(mode="json")
+    for section, values in following.items():
+        for name, value in values.items():
+            tree[section][name] = {**tree[section][name], **value} if isinstance(value, dict) else value
+    return changes(validate(tree)) + "\n"
+
+
+def _percent(share: Estimate) -> str:
+    return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+
+
+def _interval(value: Estimate) -> str:
+    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def _times(ratio: Estimate) -> str:
+    return f"{ratio.value:.1f} times [{ratio.low:.1f}, {many(ratio.high)}]"
+
+
+def many(times: float) -> str:
+    """A ratio's upper end, which has no meaning where the other side was hardly ever right."""
+    return f"{times:.1f}" if times < 1000 else "over 1,000"

@@ -1,0 +1,124 @@
+"""What a user of the wheel does from an empty folder: nothing of the clone is in reach, nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling", reason="builds the wheel: pip install hatchling")
+ROOT = Path(__file__).parents[1]
+STOPS = """
+import os, signal
+def total(completion, *, answer, **columns):
+    if os.environ.get("STOP") and not os.path.exists("stopped"):
+        open("stopped", "w").close()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return completion.rpartition("#")[2].strip() == answer
+"""
+SETTINGS = {
+    "task.name": "file",
+    "task.path": "sums.jsonl",
+    "task.verifier": "judges.total",
+    "task.chat": "false",
+    "task.instruction": "''",
+    "task.heldout": 8,
+    "model.path": "embedded",
+    "model.device": "cpu",
+    "model.lora.enabled": "true",
+    "model.lora.rank": 4,
+    "method.reflection.max_prompt_tokens": 192,
+    "rollout.group_size": 4,
+    "rollout.max_tokens": 40,
+    "train.queries_per_step": 4,
+    "train.steps": 3,
+    "train.learning_rate": "2e-4",
+    "run.dir": "runs/mine",
+    "run.threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the built wheel in it; what it needs is this environment's."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    subprocess.run([*pip, str(folder / "site"), str(wheel)], check=True, capture_output=True)
+    return folder / "site"
+
+
+class Desk:
+    """An empty folder, and `r3` as it was installed."""
+
+    def __init__(self, folder: Path, site: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{folder}", "HF_HUB_OFFLINE": "1"}
+
+    def python(self, *arguments: str | Path, code: int = 0, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def r3(self, *arguments: str | Path, code: int = 0, **environment: str) -> str:
+        return self.python("-m", "r3", *arguments, code=code, **environment)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, site: Path) -> Desk:
+    desk = Desk(tmp_path, site)
+    assert Path(desk.python("-c", "import r3; print(r3.__file__)").strip()).is_relative_to(site)
+    return desk
+
+
+def settings(more: Sequence[str] = ()) -> list[str]:
+    return [*(f"{key}={value}" for key, value in SETTINGS.items()), *more]
+
+
+def test_own_data_from_training_to_a_model_that_transformers_loads(desk: Desk) -> None:
+    folder = desk.folder
+    rows = [{"problem": f"{a}+{b}+4=", "answer": str(a + b + 4)} for a in range(2, 6) for b in range(2, 7)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "judges.py").write_text(STOPS)
+
+    assert "dry run passed" in desk.r3("train", "--dry-run", *settings())
+    assert not (folder / "runs").exists()
+    desk.r3("train", *settings(), code=143, STOP="1")
+    assert "Held-out accuracy" in desk.r3("train", "--resume", "runs/mine")
+    steps = [json.loads(line)["step"] for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]
+
+    policy = "runs/mine/checkpoints/step-000003/policy"
+    desk.r3("models", "merge", policy, "--to", "merged")
+    load = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; M.from_pretrained('merged'); "
+    assert desk.python("-c", load + "print(len(T.from_pretrained('merged')('7+5=').input_ids))").strip() != "0"
+    measured = "import r3; print(r3.Run('runs/mine').evaluate()['total'])"
+    assert desk.python("-c", measured).strip() == "8"
+
+    desk.r3("view", "runs/mine", "--export", "report.html")
+    assert "<html" in (folder / "report.html").read_text()
+    assert "mine" in desk.r3("show", "runs/mine")
+
+
+def test_its_recipes_are_there(desk: Desk) -> None:
+    names = [line.split()[0] for line in desk.r3("recipes").splitlines()]
+    assert names == sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+    desk.r3("recipes", "copy", *names)
+    for name in names:
+        copy = desk.folder / "recipes" / f"{name}.yaml"
+        assert copy.read_bytes() == (ROOT / "recipes" / f"{name}.yaml").read_bytes()
+    desk.r3("train", "recipes/compare-embedded.yaml", "--dry-run")

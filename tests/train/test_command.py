@@ -1,0 +1,119 @@
+"""What a person meets around a run: its length, what comes next, names that are wrong and paths from elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from r3.cli import main
+from r3.policy import hub
+from tests.train.test_bad_input import refused
+from tests.train.tiny import overrides, read_metrics, save_model, save_task
+
+
+def test_steps_go_beyond_the_epochs_as_max_steps_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = overrides(tmp_path, train__epochs=1, train__steps=5, method="grpo")
+    assert main(["train", "--dry-run", *settings]) == 0
+    assert "8 queries, 2.5 epochs, 5 steps" in capsys.readouterr().out
+    assert main(["train", "--quiet", *settings]) == 0
+    lines = read_metrics(tmp_path / "run")
+    assert [(line["step"], line["epoch"]) for line in lines[1:]] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)]
+    whole = overrides(tmp_path, train__epochs=3, method="grpo", run__dir=tmp_path / "whole")
+    assert main(["train", "--quiet", *whole]) == 0
+    longer = read_metrics(tmp_path / "whole")
+    assert [line["reward"] for line in longer[1:6]] == [line["reward"] for line in lines[1:]]
+
+
+def next_command(text: str) -> list[str]:
+    line = next(line for line in text.splitlines() if "the same with" in line)
+    return shlex.split(line[line.index("r3 train") :])
+
+
+def test_next_is_the_users_own_command_with_another_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text("rollout: {temperature: 0.9}\n")
+    settings = overrides(tmp_path, train__steps=1)
+    assert main(["train", str(recipe), *settings]) == 0
+    command = next_command(capsys.readouterr().out)
+    assert command[:3] == ["r3", "train", str(recipe)]
+    assert set(settings) - set(command) == {"method=r3", f"run.dir={tmp_path / 'run'}"}
+    assert command[-2:] == ["method=grpo", f"run.dir={tmp_path / 'run'}-grpo"]
+    assert main(command[1:]) == 0
+    other = yaml.safe_load((tmp_path / "run-grpo" / "config.yaml").read_text())
+    assert (other["method"]["name"], other["rollout"]["temperature"]) == ("grpo", 0.9)
+    back = next_command(capsys.readouterr().out)
+    assert back[-2:] == ["method=r3", f"run.dir={tmp_path / 'run'}-grpo-r3"]
+    assert main(["train", "--resume", str(tmp_path / "run"), "train.steps=2"]) == 0
+    assert next_command(capsys.readouterr().out)[2] == str(tmp_path / "run" / "config.yaml")
+
+
+def test_a_recipes_paths_lie_beside_it_and_survive_a_resume_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, desk = tmp_path / "project", tmp_path / "desk"
+    project.mkdir()
+    desk.mkdir()
+    save_model(project / "model")
+    save_task(project / "task.jsonl")
+    sections: dict[str, dict[str, str]] = {}
+    for setting in overrides(project, model__path="model", task__path="task.jsonl", train__steps=2):
+        key, _, value = setting.partition("=")
+        section, _, rest = key.partition(".")
+        if rest and "." not in rest and section != "run":
+            sections.setdefault(section, {})[rest] = yaml.safe_load(value)
+    sections["train"]["learning_rate"] = 1e-3  # type: ignore[assignment]
+    (project / "recipe.yaml").write_text(yaml.safe_dump(sections))
+    monkeypatch.chdir(desk)
+    small = ["method=grpo", "run.threads=1", "run.tensorboard=false", "run.dir=here"]
+    assert main(["train", "--quiet", "../project/recipe.yaml", *small]) == 0
+    monkeypatch.chdir("/")
+    assert main(["train", "--quiet", "--resume", str(desk / "here"), "train.steps=3"]) == 0
+    monkeypatch.chdir(project)
+    again = ["train", "--quiet", "recipe.yaml", *small, f"run.dir={desk / 'here'}", "train.steps=4"]
+    assert main([*again, "--resume", str(desk / "here")]) == 0
+    assert read_metrics(desk / "here")[-1]["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instrukt", "cannot be reached: "),
+        ("{}/modle", "there is no such folder); did you mean {}/model?"),
+        ("./model/no/such", "there is no such folder); give a folder"),
+        ("embeded", "cannot be reached: "),
+        ("embeded", "did you mean embedded?"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told_without_trying_for_a_minute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str, told: str
+) -> None:
+    save_model(tmp_path / "model")
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # must not be asked
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    hub._unreachable.cache_clear()
+    message = refused(capsys, "train", *overrides(tmp_path, model__path=path.format(tmp_path)))
+    assert told.format(tmp_path) in message
+    hub._unreachable.cache_clear()
+
+
+def test_recipes_are_listed_and_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes"]) == 0
+    assert "deepscaler-1.5b" in capsys.readouterr().out
+    assert main(["recipes", "copy", "compare-embedded", "sft-spelling-tiny"]) == 0
+    text = capsys.readouterr().out
+    assert "run it with r3 train recipes/compare-embedded.yaml" in text
+    assert "run it with r3 sft recipes/sft-spelling-tiny.yaml" in text
+    assert main(["train", "recipes/compare-embedded.yaml", "--print-config"]) == 0
+    capsys.readouterr()
+    assert "is there already" in refused(capsys, "recipes", "copy", "compare-embedded")
+    assert "did you mean deepscaler-7b?" in refused(capsys, "recipes", "copy", "deepscaler-7")

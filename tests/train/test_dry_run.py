@@ -1,0 +1,105 @@
+"""`--dry-run` refuses what training would refuse, with exit code 2, and writes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r3.cli import main
+from r3.train import build
+from tests.train.test_bad_input import refused
+from tests.train.tiny import overrides, save_model, save_task
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model" / "model.safetensors").unlink()
+
+
+def without_an_end(folder: Path) -> None:
+    for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
+        path = folder / "model" / name
+        told = json.loads(path.read_text())
+        told.pop("eos_token", None)
+        told["eos_token_id"] = None
+        path.write_text(json.dumps(told))
+
+
+def twice(folder: Path) -> None:
+    path = folder / "task.jsonl"
+    path.write_text(path.read_text() * 2)
+
+
+def a_run(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "run.json").write_text('{"format": 1}')
+
+
+def a_thesis(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "thesis.tex").write_text("work of years")
+
+
+def a_file_in_the_way(folder: Path) -> None:
+    (folder / "run").write_text("")
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("spoil", "settings", "told"),
+    [
+        (nothing, {"task__verifier": "tests.nothing.judge"}, "cannot import it"),
+        (twice, {}, "appears twice; ids must be unique"),
+        (nothing, {"task__heldout": 12}, "nothing is left to train on"),
+        (nothing, {"task__path": "no.jsonl"}, "no file no.jsonl"),
+        (nothing, {"task__pass_rates_from": "no-run"}, "no-run: not a run directory"),
+        (nothing, {"run__wandb": "true"}, "pip install 'r3-rl[wandb]'"),
+        (nothing, {"rollout__engine": "vllm"}, "vLLM is not installed"),
+        (nothing, {"model__device": "cuda"}, "torch sees no CUDA card"),
+        (
+            nothing,
+            {"model__lora__enabled": "true", "model__lora__targets": "[nowhere]"},
+            "model.lora.targets=['nowhere']",
+        ),
+        (nothing, {"rollout__max_tokens": 250}, "the model's context is 256"),
+        (nothing, {"run__dir": "runs/{model}"}, "can be filled in"),
+        (without_weights, {}, "holds no weights"),
+        (without_an_end, {}, "no answer could ever end"),
+        (a_run, {}, "already holds a run"),
+        (a_thesis, {}, "not empty and not a run directory"),
+        (a_file_in_the_way, {}, "is a file, not a directory"),
+    ],
+)
+def test_it_refuses_what_training_refuses(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Any,
+    settings: dict[str, Any],
+    told: str,
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(build, "find_spec", lambda name: None if name == "wandb" else there(name))
+    save_model(tmp_path / "model")
+    save_task(tmp_path / "task.jsonl")
+    spoil(tmp_path)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    given = overrides(tmp_path, **settings)
+    assert told in refused(capsys, "train", "--dry-run", *given)
+    assert main(["train", *given]) in (1, 2)
+    assert "unexpected" not in capsys.readouterr().err
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_what_passes_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = overrides(tmp_path, model__lora__enabled="true", train__steps=1)
+    assert main(["train", "--dry-run", *given]) == 0
+    assert "dry run passed" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    assert main(["train", "--quiet", *given]) == 0

@@ -1,0 +1,163 @@
+"""Rewards of the user's own through `r3 train`: in the metrics, the rollouts and the buffer; resumed from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r3.buffer import SampleBuffer
+from r3.cli import main
+from r3.run import RunFiles
+from tests.tokenizing import char_tokenizer
+from tests.train.tiny import ROOT, overrides, read_metrics, run_r3
+
+RECIPE = """\
+task:
+  rewards:
+    - {{function: {module}.even, name: right}}
+    - {{function: {module}.brief, weight: 0.5, truncated: judge}}
+    - {{function: {module}.polite}}
+  outcome: right
+"""
+FUNCTIONS = """\
+import asyncio
+
+def even(completions, answer, **columns):
+    return [float(bool(text) and ord(text[0]) * 7919 % 100 < float(share)) for text, share in zip(completions, answer)]
+
+def brief(completion):
+    return 1 / (1 + len(completion))
+
+async def polite(completion):
+    await asyncio.sleep(0)
+    return None if "a" in completion else 0.25
+"""
+
+
+def begun(folder: Path, *settings: str, module: str = "own_rewards_of_a_test") -> list[str]:
+    """A recipe with three rewards whose functions lie beside it; the arguments of `r3 train`."""
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / f"{module}.py").write_text(FUNCTIONS)
+    (folder / "recipes" / "own.yaml").write_text(RECIPE.format(module=module))
+    plain = [setting for setting in overrides(folder) if not setting.startswith(("task.verifier", "reward."))]
+    return ["train", "--quiet", str(folder / "recipes" / "own.yaml"), *plain, "train.epochs=2", *settings]
+
+
+def in_another_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`r3 …` as its script is started: without the current folder on Python's path."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from r3.cli import main; sys.exit(main())"
+    command = [sys.executable, "-P", "-c", start, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def test_every_reward_is_logged_weighted_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = in_another_process(tmp_path, *begun(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = read_metrics(tmp_path / "run")[1:]
+    assert all({"reward/brief", "reward/polite"} <= line.keys() for line in lines)
+    assert not any("reward/correct" in line or "reward/length" in line for line in lines)  # not the method's own reward
+    run = RunFiles(tmp_path / "run")
+    with SampleBuffer.open_reader(run.buffer_path) as buffer:
+        history = buffer.history([f"q{i}" for i in range(8)], limit=100)
+    samples = [sample for found in history.values() for sample in found]
+    assert samples
+    tokenizer = char_tokenizer()
+    for sample in samples:
+        text = tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True)
+        parts = dict(sample.reward_parts)
+        parts.pop("ranking", None)
+        assert parts["brief"] == pytest.approx(0.5 / (1 + len(text)))
+        if sample.truncated:  # only `brief` asked for cut answers
+            assert (sample.outcome, parts.keys()) == (False, {"brief"})
+        else:
+            assert parts["right"] == float(bool(sample.outcome))
+            assert parts.get("polite") == (None if "a" in text else 0.25)
+    assert any(sample.outcome for sample in samples)
+    assert {sample.truncated for sample in samples} == {True, False}
+    assert main(["show", str(tmp_path / "run"), "--group", f"1/{samples[0].query_id}"]) == 0
+    shown = capsys.readouterr().out
+    assert "brief " in shown
+    assert "Reference answer: " in shown
+
+
+def test_a_run_is_resumed_from_another_folder(tmp_path: Path) -> None:
+    whole, parts, elsewhere = tmp_path / "whole", tmp_path / "parts", tmp_path / "elsewhere"
+    for folder in (whole, parts, elsewhere):
+        folder.mkdir()
+    assert in_another_process(whole, *begun(whole)).returncode == 0
+    assert in_another_process(parts, *begun(parts, "train.steps=2")).returncode == 0
+    done = in_another_process(
+        elsewhere, "train", "--quiet", "--resume", os.path.relpath(parts / "run", elsewhere), "train.steps=null"
+    )
+    assert done.returncode == 0, done.stderr
+
+    def without_evaluation(run: Path) -> list[dict[str, Any]]:  # the first part evaluated at its own end, too
+        return [{k: v for k, v in line.items() if not k.startswith("heldout")} for line in read_metrics(run)]
+
+    assert without_evaluation(parts / "run") == without_evaluation(whole / "run")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        (
+            "task.outcome=null",
+            "task: outcome is needed with several rewards: name the one that says right or wrong (right",
+        ),
+        ("task.outcome=wrong", "task: outcome='wrong' is none of the rewards (right, brief, polite)"),
+        ("task.rewards=[no.such.function]", "no.such.function: cannot import it (No module named 'no')"),
+        ("task.rewards=[own_rewards_again.nobody]", "write package.module.function"),
+        ("task.rewards=[guess]", "no built-in reward 'guess'; there are correct, boxed, think"),
+        ("task.rewards=[own_rewards_again.even, own_rewards_again.even]", "two rewards are called 'even'"),
+        ("task.rewards=[{function: own_rewards_again.even, name: length}]", "'length' is taken by another part"),
+        ("task.rewards=[{function: boxed, weight: -1}] method=maxrl", "task.rewards takes from it (boxed)"),
+        ("task.rewards=[]", "outcome and right_above are for task.rewards"),
+    ],
+)
+def test_what_is_no_reward_is_one_line_and_leaves_nothing(
+    tmp_path: Path, setting: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = begun(tmp_path, module="own_rewards_again")
+    if "[" in setting and setting != "task.rewards=[]":
+        arguments.append("task.outcome=null")
+    assert main([*arguments, *re.split(r" (?=method=)", setting)]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_function_that_raises_ends_the_run_by_name_or_counts_0_in_the_cage(tmp_path: Path) -> None:
+    module = "own_rewards_that_raise"
+    arguments = begun(tmp_path, module=module)
+    (tmp_path / "recipes" / f"{module}.py").write_text(FUNCTIONS.replace("return 1 /", "return 1 / 0 *"))
+    done = in_another_process(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert f"r3: {module}.brief raised ZeroDivisionError (division by zero) on query 'q" in done.stderr
+    assert "mend it, or set caged: true for it in task.rewards" in done.stderr
+    recipe = tmp_path / "recipes" / "own.yaml"
+    recipe.write_text(recipe.read_text().replace("weight: 0.5", "weight: 0.5, caged: true"))
+    done = in_another_process(tmp_path, *arguments, f"run.dir={tmp_path / 'caged'}")
+    assert done.returncode == 0, done.stderr
+    lines = read_metrics(tmp_path / "caged")[1:]
+    assert all(line["reward/brief"] == 0 and line["reward/brief/failed"] >= 16 for line in lines)
+
+
+def test_rows_need_no_reference_answer_where_own_rewards_judge(tmp_path: Path) -> None:
+    rows = [{"id": f"q{i}", "problem": f"What is {i} + {i}?"} for i in range(12)]
+    (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [setting for setting in overrides(tmp_path) if not setting.startswith("task.verifier")]
+    only = "task.rewards=tests.train.test_rewards.lucky"
+    run_r3("train", "--quiet", *given, "train.steps=1", only)
+    refused = run_r3("train", "--quiet", *given, f"run.dir={tmp_path / 'other'}", check=False)
+    assert refused.returncode == 2
+    assert "nothing in column 'answer'" in refused.stderr
+
+
+def lucky(completion: str) -> float:
+    return float(len(completion) % 2)

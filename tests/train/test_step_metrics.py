@@ -1,0 +1,46 @@
+"""The ranking's metrics in a real run, against the pairs counted one by one from the saved rollouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from r3.buffer import SampleBuffer
+from r3.cli import main
+from r3.samples import Sample
+from tests.train.tiny import overrides, read_metrics
+
+LIMIT, PEAKS = 12, 0.25
+
+
+def in_order(samples: list[Sample]) -> tuple[float, int]:
+    """How many pairs of a right and a wrong answer SERR orders rightly by their first half-limit of tokens."""
+    late = []
+    for sample in samples:
+        assert sample.entropies is not None
+        if len(sample) > LIMIT // 2:
+            seen = sorted(map(float, sample.entropies[: LIMIT // 2]))
+            most = max(1, int(PEAKS * len(seen)))
+            late.append((sum(seen[-most:]) / most, sum(seen) / len(seen), bool(sample.outcome)))
+    scores = [sum(peak > p and mean < m for p, m, _ in late) for peak, mean, _ in late]
+    pairs = [(scores[i], scores[j]) for i, (*_, a) in enumerate(late) for j, (*_, b) in enumerate(late) if a and not b]
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs), len(pairs)
+
+
+def test_the_rankings_order_is_measured_in_training(tmp_path: Path) -> None:
+    settings = overrides(tmp_path, train__epochs=2, rollout__group_size=8, method__reflection="off")
+    assert main(["train", "--quiet", *settings]) == 0
+    lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
+    with SampleBuffer.open_reader(tmp_path / "run" / "buffer.sqlite") as buffer:
+        history = buffer.history([f"q{i}" for i in range(12)])
+    for line in lines:
+        counted = [
+            in_order([sample for sample in samples if sample.step == line["step"]]) for samples in history.values()
+        ]
+        assert line["ranking/pairs"] == sum(pairs for _, pairs in counted)
+        # The buffer rounds entropies to half precision, which may tie a pair or two.
+        assert line["ranking/pairs_in_order"] == pytest.approx(sum(ordered for ordered, _ in counted), abs=1)
+        if line["ranking/pairs"]:
+            assert line["ranking/auc"] == line["ranking/pairs_in_order"] / line["ranking/pairs"]
+    assert sum(line["ranking/pairs"] for line in lines) > 20
