@@ -59,13 +59,14 @@ def test_a_method_named_over_a_whole_config_is_that_method(
         assert main(["train", *arguments, "--print-config"]) == 0
         return capsys.readouterr().out
 
-    mine, tuned = tmp_path / "my.yaml", ["method.replay.k=7", "method.reflection.give_up_after=3", "train.steps=5"]
+    mine = tmp_path / "my.yaml"
+    tuned = ["method.replay.max_age=7", "method.reflection.give_up_after=3", "train.steps=5"]
     mine.write_text(printed(f"method={before}", *tuned))
     for after in METHODS:
         expected = printed(f"method={after}", *tuned)
         assert printed(str(mine), f"method={after}") == expected
         assert printed(str(mine), f"method.name={after}") == expected
-        assert validate(yaml.safe_load(expected)).method.replay.k == 7
+        assert validate(yaml.safe_load(expected)).method.replay.max_age == 7
 
 
 def test_what_a_file_says_beside_a_method_holds_until_another_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from r3.method.reflection import (
     reflect,
     why_not_hard,
 )
-from r3.method.replay import wanted_outcome
+from r3.method.replay import by_age, wanted_outcomes
 from r3.method.settings import MethodSettings
 from r3.method.step import StepResult, members_with_entropies, step
 from r3.samples import PLAIN, Context, ContextKind, Group, IntArray, PromptText, Query, Sample
@@ -101,9 +101,19 @@ class Algorithm:
     resumes with its buffer rewound needs nothing else.
     """
 
-    def __init__(self, settings: MethodSettings, buffer: SampleBuffer, tokenizer: Tokenizer, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        settings: MethodSettings,
+        buffer: SampleBuffer,
+        tokenizer: Tokenizer,
+        *,
+        seed: int = 0,
+        earlier: SampleBuffer | None = None,
+    ) -> None:
         self.settings = settings
         self.buffer = buffer
+        self.earlier = earlier
+        """Of a run before this one, whose successes may be replayed where this one has too few; only read."""
         self.tokenizer = tokenizer
         self.seed = seed
         self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
@@ -243,12 +253,14 @@ class Algorithm:
         return step(groups, settings, history=history, policy_version=version, seed=self.seed)
 
     def _history(self, groups: Sequence[Group], version: int) -> dict[str, list[Sample]]:
-        """Past samples of the opposite outcome for every homogeneous group, as far as the age cap reaches."""
+        """Past samples of the outcomes that each group lacks (or of all), as far as the age cap reaches."""
         past: dict[str, list[Sample]] = {}
         for outcome in (True, False):
-            ids = [group.query.id for group in groups if wanted_outcome(group, self.settings.replay) is outcome]
+            ids = [g.query.id for g in groups if outcome in wanted_outcomes(g, self.settings.replay)]
             for query_id, samples in self._candidates(ids, outcome, version).items():
                 past.setdefault(query_id, []).extend(samples)
+        if self.settings.replay.when == "always":  # the newest of both outcomes together
+            past = {q: sorted(s, key=by_age, reverse=True)[: self.settings.replay.candidates] for q, s in past.items()}
         for query_id, samples in self._just_reflected(groups).items():
             past.setdefault(query_id, []).extend(samples)
         return past
@@ -257,7 +269,7 @@ class Algorithm:
         """Right reflection answers of this very step, for the plain groups of their queries that solved none."""
         if not (self.settings.reflection.enabled and self.settings.reflection.at_once):
             return {}
-        stuck = {group.query.id for group in groups if wanted_outcome(group, self.settings.replay) is True}
+        stuck = {g.query.id for g in groups if g.solve_none and wanted_outcomes(g, self.settings.replay)}
         right: dict[str, list[Sample]] = {}
         for group in groups:
             if group.context.kind == "reflection" and group.query.id in stuck:
@@ -281,7 +293,21 @@ class Algorithm:
         # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
         bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
         older = self.buffer.history(bare, outcome=outcome, limit=1, context=context) if bare else {}
-        return {**young, **older}
+        found = {**young, **older}
+        return self._with_earlier(found) if outcome else found
+
+    def _with_earlier(self, found: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
+        """The successes, filled up with those of the earlier run, which count as drawn before this one's first update.
+
+        They have no ids, since those of two buffers would clash.
+        """
+        if self.earlier is None:
+            return found
+        most, distinct = self.settings.replay.candidates, self.settings.replay.distinct
+        few = [query_id for query_id, samples in found.items() if len(samples) < most]
+        before = self.earlier.history(few, outcome=True, limit=most, context="plain", distinct=distinct)
+        as_new = {q: [replace(s, policy_version=0, step=0, id=None) for s in before.get(q, [])] for q in found}
+        return {q: [*samples, *as_new[q]][:most] for q, samples in found.items()}
 
 
 def seed_of(name: str) -> int:

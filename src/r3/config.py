@@ -221,7 +221,7 @@ def split_override(override: str) -> tuple[str, Any]:
 def set_value(given: dict[str, Any], key: str, value: Any) -> None:
     """Set one dotted key in a plain mapping.
 
-    `method=grpo` picks a preset: what it governs (`presets.GOVERNED`) starts from it anew, whatever stood there before;
+    `method=grpo` picks a preset: what it governs (`presets.governed`) starts from it anew, whatever stood there before;
     the section's other settings stay, and later overrides lie over it. So does `method.objective=gspo`.
     """
     *sections, last = key.split(".")

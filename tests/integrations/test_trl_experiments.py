@@ -96,6 +96,20 @@ def test_overrides_without_effect_are_refused(tmp_path: Path, overrides: dict[st
         R3Config(**settings(tmp_path, r3_method="grpo", r3_overrides=overrides))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"advantage.homogeneous": "zvp"}, "advantage.homogeneous"),
+        ({"replay.when": "always"}, "replay.when='always'"),
+        ({"replay.mode": "replace"}, "are of r3 train alone"),
+        ({"objective.correction": "recomputed"}, "objective.correction is TRL's to set"),
+    ],
+)
+def test_remedies_that_trl_does_not_run_are_refused(tmp_path: Path, overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        R3Config(**settings(tmp_path, r3_overrides=overrides))
+
+
 def test_rows_that_share_a_history(tmp_path: Path) -> None:
     row = {"prompt": "What is 1+1?", "answer": "10", "id": "a"}
     twice = Dataset.from_list([row, {**row, "answer": "90"}] * 4)

@@ -97,6 +97,7 @@ def test_signed_and_its_weight() -> None:
     assert outcomes_of(step([group], settings_of("grpo", advantage=options))) == [0.3, 0.3]
     assert outcomes_of(step([group], settings_of("grpo", advantage={**options, "cap": 0.2}))) == [0.2, 0.2]
     mixed = make_group([make_sample(True), make_sample(False)])
+    assert outcomes_of(step([mixed], settings_of("w-reinforce", advantage={"cap": 0.5}))) == [0.1, -0.5]
     assert outcomes_of(step([mixed], settings_of("grpo", advantage=options))) == pytest.approx([1, -1], abs=1e-4)
 
 

@@ -23,6 +23,8 @@ VARIANTS = [
     {"name": "grpo", "correction": "naive", "dual_clip": None},
     {"name": "grpo", "correction": "naive", "ratio_gate": 1.5},
     *({"name": name, "correction": "stopped"} for name in ("grpo", "gspo", "cispo")),
+    {"name": "dapo", "correction": "recomputed", "ratio_gate": None},
+    {"name": "gspo", "correction": "recomputed", "ratio_gate": 1.5},
     {"name": "grpo", "shaping": {"by": "policy", "beta": 0.1}},
     {"name": "dapo", "shaping": {"by": "ratio", "beta": 0.5}, "ratio_gate": 1.5},
 ]
@@ -93,7 +95,7 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
             if s.correction == "stopped" and replayed:
                 past = math.exp(log_w[i]) > 1 + s.clip_high if a > 0 else math.exp(log_w[i]) < 1 - s.clip_low
                 weight = 0.0 if past else min(math.exp(log_w[i]), 1.0)
-            if s.shaping.by != "none" and replayed:
+            if (s.shaping.by != "none" or s.correction == "recomputed") and replayed:
                 weight = 1.0
             if replayed and s.ratio_gate is not None and not 1 / s.ratio_gate <= math.exp(stale[i]) <= s.ratio_gate:
                 weight = 0.0

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from r3.config import load_config
 from r3.method.advantage import group_advantages
 from r3.method.objective import policy_loss
-from r3.method.presets import GOVERNED, METHODS, OBJECTIVES, MethodName, ObjectiveName
+from r3.method.presets import GOVERNED, METHODS, OBJECTIVES, MethodName, ObjectiveName, reset
 from r3.method.reward import reward_parts
 from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
 from r3.method.step import StepResult, step
@@ -27,7 +27,8 @@ from r3.samples import Group, Sample
 from tests.method.makers import make_group
 
 LIMIT = 20
-BASELINES = [name for name in METHODS if not name.startswith("r3")]
+REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay_presets`
+BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in REPLAYING]
 
 
 def settings_of(name: str, **more: Any) -> MethodSettings:
@@ -328,22 +329,29 @@ def test_every_name_has_a_preset_and_every_preset_says_where_it_comes_from() -> 
         assert "\n" not in preset.summary + preset.needs
 
 
-def test_what_a_preset_sets_is_governed() -> None:
-    """Else naming another method would leave it standing."""
-    for name, preset in METHODS.items():
-        assert set(_keys(preset.settings)) <= set(GOVERNED), name
+@pytest.mark.parametrize("before", METHODS)
+def test_a_method_named_over_a_whole_config_of_another_is_that_method(before: MethodName) -> None:
+    """What a preset sets is governed: else naming another method would leave it standing."""
+    for name in METHODS:
+        whole = MethodSettings(name=before).model_dump(mode="json")
+        reset(whole, name)
+        assert MethodSettings.model_validate(whole) == MethodSettings(name=name), name
+
+
+def test_what_only_a_preset_sets_stays_until_it_is_named() -> None:
+    mine = {"name": "r3", "objective": {"correction": "stopped"}, "replay": {"k": 5}}
+    for name, expected in (("grpo", ("stopped", 5)), ("rlep", ("recomputed", 2)), ("repo", ("naive", 8))):
+        given: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in mine.items()}
+        reset(given, name)
+        settings = MethodSettings.model_validate(given)
+        assert (settings.objective.correction, settings.replay.k) == expected
+
+
+def test_what_an_objective_sets_is_governed() -> None:
     for name, fields in OBJECTIVES.items():
         assert {f"objective.{field}" for field in fields} <= set(GOVERNED), name
     for key in GOVERNED:
         assert reduce(getattr, key.split("."), MethodSettings()) is not None or key == "objective.dual_clip"
-
-
-def _keys(tree: Any, prefix: str = "") -> list[str]:
-    return [
-        key
-        for name, value in tree.items()
-        for key in (_keys(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name])
-    ]
 
 
 def test_an_objective_that_is_named_is_that_objective() -> None:

@@ -57,6 +57,14 @@ def test_every_baseline_trains(tmp_path: Path, method: str) -> None:
     assert any("overlong" in part for part in parts) is (method == "dapo")
 
 
+def test_remedies_can_be_compared(tmp_path: Path) -> None:
+    settings = [text for text in overrides(tmp_path) if not text.startswith(OWN)]
+    out, budget = tmp_path / "out", ["--seeds", "1", "--tokens", "100", "--evaluations", "1", "--no-report"]
+    assert main(["compare", *settings, "--methods", "rl-zvp,exgrpo", *budget, "--out", str(out)]) == 0
+    for name in ("rl-zvp", "exgrpo"):
+        assert RunFiles(out / "cells" / name / "seed-0").read_info()
+
+
 def test_dapo_punishes_what_is_cut_and_draws_again_by_outcomes(tmp_path: Path) -> None:
     more = {"rollout__max_tokens": 10, "run__rollouts_groups": 100, "reward__length_bonus": "auto"}
     settings = overrides(tmp_path, method="dapo", train__steps=2, **more)

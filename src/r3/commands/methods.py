@@ -30,12 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _told(name: str) -> str:
     from functools import reduce
 
-    from r3.method.presets import GOVERNED, METHODS
+    from r3.method.presets import METHODS, governed
     from r3.method.settings import MethodSettings, RewardSettings
 
     method = MethodSettings.model_validate(name)
     preset, reward = METHODS[method.name], RewardSettings().of(method.name)
-    values = {key: reduce(getattr, key.split("."), method) for key in GOVERNED}
+    values = {key: reduce(getattr, key.split("."), method) for key in governed(name)}
     lines = [
         f"{name}: {preset.summary}",
         f"source      {preset.source}",
@@ -51,4 +51,8 @@ def _told(name: str) -> str:
 
 def _written(value: object) -> str:
     """As it would be written in a recipe."""
+    from r3.settings import Settings
+
+    if isinstance(value, Settings):
+        return "{" + ", ".join(f"{name}: {_written(field)}" for name, field in value) + "}"
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)

@@ -19,6 +19,7 @@ Departures from the paper, and choices it leaves open:
   naive ratio does, where it shares a token with what the policy has learnt since. The dual clip c is for that.
 - `correction: stopped` has w = min(π_prox/π_behave, 1), and 0 beyond 1 + ε_high for A > 0 (1 − ε_low for A < 0): the
   truncated weight pulls hardest at what the policy has since learnt, this one stops there.
+- `correction: recomputed` has w = 1 for replayed tokens: π_behave := π_prox, as RLEP computes their log-probs again.
 - A gate drops replayed tokens that the policy has left far behind: π_prox/π_behave outside [1/gate, gate] gives w = 0,
   whatever the correction.
 - A sample drawn under another prompt has no behaviour log-probs for this one: π_behave := π_prox, so w = 1 each time it
@@ -175,6 +176,8 @@ def _importance(
     elif settings.correction == "stopped":
         learnt_T = torch.where(advantage_T > 0, ratio_T > 1 + settings.clip_high, ratio_T < 1 - settings.clip_low)
         importance_T = torch.where(replayed_T, ratio_T.clamp(max=1.0).masked_fill(learnt_T, 0.0), importance_T)
+    elif settings.correction == "recomputed":
+        importance_T = torch.where(replayed_T, torch.ones_like(ratio_T), importance_T)
     gated_T = torch.zeros_like(replayed_T)
     if settings.ratio_gate is not None:
         gated_T = replayed_T & (stale_T.abs() > math.log(settings.ratio_gate))

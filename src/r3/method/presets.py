@@ -5,8 +5,9 @@ the reward belong to a method as well: whether it was published with a bonus for
 punishes answers near the length limit; `reward.length_bonus` and `reward.overlong.enabled` follow them while they are
 `auto`.
 
-Naming a preset sets every key of `GOVERNED` to what the preset says, or to the default where it says nothing; all other
-settings (how many samples are replayed, when reflection gives up, …) are left as they are.
+Naming a preset sets every key of `GOVERNED` to what the preset says, or to the default where it says nothing, and
+beside them what the preset itself sets (`governed`); all other settings (how many samples R³ replays, when reflection
+gives up, …) are left as they are.
 
 Departures that all presets share: rewards of outcomes are 0 and 1 (papers with ±1: the same after normalising, and
 penalties are halved to keep their proportion); the standard deviation is the population's, where most code divides by
@@ -32,6 +33,9 @@ MethodName = Literal[
     "rl-zvp",
     "lens",
     "w-reinforce",
+    "repo",
+    "rlep",
+    "exgrpo",
     "r3",
     "r3-no-replay",
     "r3-no-reflection",
@@ -66,7 +70,7 @@ GOVERNED = (
     "objective.name",
     *(f"objective.{name}" for name in GOVERNED_BY_OBJECTIVE),
 )
-"""What naming a method sets, below `method`."""
+"""What naming any method sets, below `method`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,85 @@ METHODS: Mapping[MethodName, Preset] = {
             "not its denominator"
         ),
     ),
+    "repo": Preset(
+        "past answers of a query, right and wrong, are trained on beside the fresh ones, compared among themselves",
+        "arXiv 2506.09340; SihengLi99/RePO src/replay_grpo_trainer.py",
+        {
+            **_PLAIN,
+            "replay": {
+                "enabled": True,
+                "when": "always",
+                "mode": "join",
+                "baseline": "split",
+                "k": 8,
+                "order": "highest_reward",
+                "candidates": 16,
+                "min_history": 16,
+                "distinct": False,
+                "failures": True,
+            },
+            "objective": {"name": "grpo", "correction": "naive", "dual_clip": None, "ratio_gate": None},
+        },
+        needs="a buffer on disk",
+        departures=(
+            "the history is a query's newest 16 samples, whole steps old; buffer.per_query may keep more; no KL "
+            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, max variance is missing"
+        ),
+    ),
+    "rlep": Preset(
+        "two past successes join every group, as if the policy had just drawn them; best with those of an earlier run",
+        "arXiv 2507.07451; Kwai-Klear/RLEP recipe/rlep",
+        {
+            **_PLAIN,
+            "replay": {
+                "enabled": True,
+                "when": "always",
+                "mode": "join",
+                "baseline": "joint",
+                "k": 2,
+                "order": "random",
+                "candidates": 64,
+                "min_history": 1,
+                "distinct": True,
+                "failures": False,
+            },
+            "objective": {"name": "dapo", "correction": "recomputed", "ratio_gate": None},
+        },
+        needs="an earlier run (buffer.successes_from), else it replays its own successes",
+        departures=(
+            "the earlier run's successes are those of its training, not 64 samples of a checkpoint; the run's own "
+            "successes join the pool, newest first; a query with a single success replays that one, one without none "
+            "(theirs pads with empty answers); the token mean is the batch's"
+        ),
+    ),
+    "exgrpo": Preset(
+        "a past success, the one of lowest entropy, takes the place of a fresh answer; ratio shaped, not clipped",
+        "arXiv 2510.02245; ElliottYan/LUFFY ExGRPO",
+        {
+            **_PLAIN,
+            "advantage": {"scale": "none"},
+            "replay": {
+                "enabled": True,
+                "when": "always",
+                "mode": "replace",
+                "baseline": "joint",
+                "k": 1,
+                "order": "lowest_entropy",
+                "candidates": 64,
+                "min_history": 1,
+                "distinct": True,
+                "failures": False,
+            },
+            "objective": {"name": "reinforce", "ratio_gate": None, "shaping": {"by": "ratio", "beta": 0.1}},
+        },
+        needs="a buffer on disk, entropies",
+        departures=(
+            "left out: the pool (half of a batch drawn by pass rate, solved queries retired, start once 0.35 of "
+            "answers are right): every query with a past success replays one; entropies are those at sampling time, "
+            "not the current policy's; the answer whose place is taken is generated all the same; no entropy bonus, "
+            "no clip in the first phase"
+        ),
+    ),
     "r3": Preset(
         "replay, reflection and ranking rewards for groups that teach nothing",
         _R3,
@@ -220,9 +303,24 @@ METHODS: Mapping[MethodName, Preset] = {
 }
 
 
+def governed(*names: Any) -> tuple[str, ...]:
+    """What naming one of these methods after the other sets, below `method`; names of no method count for nothing."""
+    own = [key for name, preset in METHODS.items() if name in names for key in _keys(preset.settings)]
+    return tuple(dict.fromkeys([*GOVERNED, *own]))
+
+
+def _keys(settings: Mapping[str, Any]) -> list[str]:
+    """Sections' own keys, dotted; a mapping within a section (objective.shaping) is one value."""
+    return [
+        f"{section}.{key}" if isinstance(value, Mapping) else section
+        for section, value in settings.items()
+        for key in (value if isinstance(value, Mapping) else [section])
+    ]
+
+
 def reset(method: dict[str, Any], name: str) -> None:
-    """Name a method in a plain mapping of method settings: what it governs goes, everything else stays."""
-    for key in GOVERNED:
+    """Name a method in a plain mapping of method settings: what it and the one before govern goes, the rest stays."""
+    for key in governed(method.get("name"), name):
         _drop(method, *key.split("."))
     method["name"] = name
 

@@ -4,12 +4,16 @@
     all right (solve-all)   → up to k past wrong ones
     mixed                   → none: the group already teaches
 
+Other methods replay more freely: `when: solve_none` leaves all-right groups alone, `when: always` lets past answers
+join any plain group (RePO, RLEP, ExGRPO), whatever its outcomes.
+
 Departures from the paper, and choices it leaves open:
 - Homogeneity is decided on right/wrong, never on the shaped reward, which differs even among right answers.
 - Samples older than `max_age` updates stay out: very old data costs more than it teaches.
 - Different texts come first; a repeated text joins only where fewer than k different ones exist. Replaying one easy
   success over and over is how modes collapse. (`distinct` = false takes them as they come.)
-- Newest first by default; `random` draws from the given history with a generator seeded by the caller.
+- Newest first by default; `random` draws from the given history with a generator seeded by the caller;
+  `lowest_entropy` goes by the entropies at sampling time.
 - A right answer first found in reflection may join a plain group ("cross-context"); a wrong one may not. What the
   policy does wrong with an attempt before its eyes is not what it does wrong without, and no clip bounds how often it
   would be pushed away, since nothing tells how likely it was under the plain prompt.
@@ -30,7 +34,7 @@ import numpy as np
 from r3.method.settings import ReplaySettings
 from r3.samples import Group, Sample
 
-ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old"]
+ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old", "too_few"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,15 @@ class Replay:
     reason: ReplayReason
 
 
-def wanted_outcome(group: Group, settings: ReplaySettings) -> bool | None:
-    """The outcome to look for in the history: True for solve-none, False for solve-all, None for nothing to do."""
+def wanted_outcomes(group: Group, settings: ReplaySettings) -> tuple[bool, ...]:
+    """The outcomes to look for in the history: right for solve-none, wrong for solve-all, none for nothing to do."""
     if not settings.enabled or group.context.kind == "reflection":
-        return None
+        return ()
+    if settings.when == "always":
+        return (True, False) if settings.failures else (True,)
     if group.solve_none:
-        return True
-    return False if group.solve_all and settings.failures else None
+        return (True,)
+    return (False,) if group.solve_all and settings.failures and settings.when == "homogeneous" else ()
 
 
 def choose_replay(
@@ -60,20 +66,22 @@ def choose_replay(
 ) -> Replay:
     """The members of `history` (this query's past, in any order) that join `group`.
 
-    `policy_version` is that of the policy about to be trained. `rng` is needed for order = random.
+    `policy_version` is that of the policy about to be trained; `rng` is needed for order = random.
     """
-    wanted = wanted_outcome(group, settings)
-    if wanted is None:
+    wanted = wanted_outcomes(group, settings)
+    if not wanted:
         return Replay((), _why_not(group, settings))
     for sample in history:
         if sample.query_id != group.query.id:
             raise ValueError(f"history of query {group.query.id!r} holds a sample of query {sample.query_id!r}")
-    opposite = [sample for sample in history if sample.outcome is wanted and (wanted or sample.context.kind == "plain")]
-    if not opposite:
+    fitting = [s for s in history if s.outcome in wanted and (s.outcome or s.context.kind == "plain")]
+    if not fitting:
         return Replay((), "no_history")
-    young = [sample for sample in opposite if is_young(sample, settings, policy_version)]
+    young = [sample for sample in fitting if is_young(sample, settings, policy_version)]
     if not young:
         return Replay((), "too_old")
+    if len(young) < settings.min_history:
+        return Replay((), "too_few")
     ordered = _ordered(young, settings, rng)
     chosen = _distinct_first(ordered) if settings.distinct else ordered
     return Replay(tuple(chosen[: settings.k]), "joined")
@@ -98,13 +106,29 @@ def _why_not(group: Group, settings: ReplaySettings) -> ReplayReason:
 
 
 def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Generator | None) -> list[Sample]:
-    # Ids rise with time; samples that were never stored fall back on their policy version and step.
-    newest = sorted(samples, key=lambda s: (s.policy_version, s.step, -1 if s.id is None else s.id), reverse=True)
+    newest = sorted(samples, key=by_age, reverse=True)
     if settings.order == "newest":
         return newest
+    if settings.order == "lowest_entropy":
+        return sorted(newest, key=_mean_entropy)
+    if settings.order == "highest_reward":
+        return sorted(newest, key=outcome_reward, reverse=True)
     if rng is None:
         raise ValueError("order = random needs a seeded generator: pass rng=numpy.random.default_rng(seed)")
     return [newest[i] for i in rng.permutation(len(newest))]
+
+
+def by_age(sample: Sample) -> tuple[int, int, int]:
+    """Rises with time: ids do, and samples that were never stored fall back on their policy version and step."""
+    return sample.policy_version, sample.step, -1 if sample.id is None else sample.id
+
+
+def _mean_entropy(sample: Sample) -> float:
+    if sample.entropies is None:
+        raise ValueError(
+            f"replay.order=lowest_entropy needs entropies, and a past sample of query {sample.query_id!r} has none"
+        )
+    return float(sample.entropies.mean(dtype=np.float64))
 
 
 def _distinct_first(samples: list[Sample]) -> list[Sample]:

@@ -76,20 +76,45 @@ class AdvantageSettings(Settings):
 
 
 class ReplaySettings(Switchable):
-    """CCR: past samples of the opposite outcome join a homogeneous group."""
+    """CCR: past samples of the opposite outcome join a homogeneous group; or any past samples any group."""
 
+    when: Literal["homogeneous", "solve_none", "always"] = "homogeneous"
+    """Which groups: homogeneous ones, with what they lack; solve-none ones alone, with successes; or all (RePO, RLEP,
+    ExGRPO), with successes and, unless `failures` is false, failures."""
+    mode: Literal["join", "replace"] = "join"
+    """Past samples join the fresh ones, or take the place of the last of them, which then are not trained on."""
+    baseline: Literal["joint", "split"] = "joint"
+    """Fresh and past samples are compared with each other (Eq. 3), or each with their like alone (RePO)."""
+    min_history: int = Field(1, ge=1)
+    """Nothing is replayed before a query has so many fitting samples (RePO: 16)."""
     k: int = Field(2, ge=1)
     """Most past samples that join a group. Few, so that the fresh samples keep the say on their own baseline."""
     max_age: int | None = Field(None, ge=0)
     """Oldest sample that may join, in optimiser updates since it was drawn; None for any."""
-    order: Literal["newest", "random"] = "newest"
-    """Newest first (closest to the current policy), or a seeded draw from the candidates."""
+    order: Literal["newest", "random", "lowest_entropy", "highest_reward"] = "newest"
+    """Which candidates first: the newest (closest to the current policy), a seeded draw, those written with the lowest
+    mean entropy, or those with the highest reward."""
     candidates: int = Field(8, ge=1)
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
     distinct: bool = True
     """Different texts first; false takes them as they come, one easy success again and again if need be."""
     failures: bool = True
-    """Past failures join solve-all groups; false leaves those alone, and only solve-none ones get their successes."""
+    """Past failures join solve-all groups; false leaves those alone, and only solve-none ones get their successes.
+    With when=always: past failures join like past successes."""
+
+    @model_validator(mode="after")
+    def _past_samples_can_be_compared(self) -> ReplaySettings:
+        if self.enabled and self.baseline == "split" and (self.when != "always" or not self.failures):
+            raise ValueError(
+                "replay.baseline=split compares past samples with each other, and they would all be alike: "
+                "set replay.when=always and replay.failures=true, or replay.baseline=joint"
+            )
+        if self.enabled and self.min_history > self.candidates:
+            raise ValueError(
+                f"replay.min_history={self.min_history} is more than the {self.candidates} samples that are read: "
+                "raise replay.candidates"
+            )
+        return self
 
 
 DEFAULT_GUIDANCE = (
@@ -225,9 +250,10 @@ class ObjectiveSettings(Settings):
     """With a negative advantage the ratio counts at most this (dual-clip PPO); None leaves it unbounded there."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference policy (k3 estimator); 0 for none."""
-    correction: Literal["truncated", "stopped", "naive"] = "truncated"
+    correction: Literal["truncated", "stopped", "naive", "recomputed"] = "truncated"
     """Stale tokens: truncated importance weights (decoupled from the clip); the same capped at 1 and ending where the
-    policy has moved past the clip; or the naive ratio inside the clip."""
+    policy has moved past the clip; the naive ratio inside the clip; or none, as if the policy had just drawn them, with
+    log-probs computed again (RLEP)."""
     importance_cap: float = Field(2.0, gt=0)
     """Truncation of the importance weights."""
     ratio_gate: float | None = Field(10.0, gt=1)

@@ -34,7 +34,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class Member:
     origin: Origin
     token_advantages: FloatArray | None = None
     """Of each token, where they differ; None: `advantage`. [length]"""
+    left_out: bool = False
+    """A fresh sample whose place a past one took: neither compared nor trained on."""
 
     @property
     def teaches(self) -> bool:
@@ -109,6 +111,11 @@ class MixedGroup:
     """How many fresh samples were ranked by SERR."""
     by_itself: bool = False
     """Whether `advantage.homogeneous` says what its answers are worth, which nothing else told apart."""
+
+    @property
+    def compared(self) -> tuple[Member, ...]:
+        """All but those whose place another took."""
+        return tuple(member for member in self.members if not member.left_out)
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -135,12 +142,13 @@ class MixedGroup:
     @property
     def by_ranking_alone(self) -> bool:
         """Whether nothing but ranking rewards tells its members apart."""
-        return self.ranked > 0 and not self.replayed
+        return self.ranked > 0 and not _outcomes_differ([member.sample for member in self.compared])
 
     @property
     def kept(self) -> bool:
         """Whether DAPO's resampling keeps it: outcomes differ, or replay or ranking made them comparable."""
-        return is_mixed(self.group) or bool(self.replayed) or self.ranked > 0
+        made_comparable = _outcomes_differ([member.sample for member in self.compared])
+        return is_mixed(self.group) or made_comparable or self.ranked > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +216,7 @@ def step(
         mixed = _over_batch(mixed, settings)
     mixed = tuple(_by_itself(m, settings.advantage) for m in mixed)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
-        mixed = tuple(_with_advantages(m, [0.0] * len(m.members)) for m in mixed)
+        mixed = tuple(_with_advantages(m, [0.0] * len(m.compared)) for m in mixed)
     weighted = tuple(_weighted(mixed, settings))
     return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version))
 
@@ -220,14 +228,22 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
     if settings.replay.order == "random":
         rng = np.random.default_rng([seed, version, zlib.crc32(group.query.id.encode())])
     replay = choose_replay(group, history, settings.replay, policy_version=version, rng=rng)
-    rewards = [sample.reward for sample in fresh] + [outcome_reward(sample) for sample in replay.samples]
-    samples = (*fresh, *replay.samples)
+    # One fresh sample at least stays, or there would be nothing to compare the past ones with.
+    replaced = min(len(replay.samples), len(fresh) - 1) if settings.replay.mode == "replace" else 0
+    stay = len(fresh) - replaced
+    samples = (*fresh[:stay], *replay.samples)
+    rewards = [sample.reward for sample in fresh[:stay]] + [outcome_reward(sample) for sample in replay.samples]
     if settings.advantage.homogeneous == "lens" and _outcomes_differ(samples):
         rewards = _lens_rewards(rewards, samples)
-    advantages = _advantages(rewards, samples, settings, ranked=ranked > 0, replayed=bool(replay.samples))
+    parts = [slice(0, stay), slice(stay, None)] if settings.replay.baseline == "split" else [slice(None)]
+    advantages: list[float] = []
+    for part in parts:
+        joined = bool(replay.samples) and part != slice(0, stay)
+        advantages += _advantages(rewards[part], samples[part], settings, ranked=ranked > 0, replayed=joined)
     drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
-    origins: list[Origin] = [drawn] * len(fresh) + ["replayed"] * len(replay.samples)
-    members = map(Member, samples, rewards, advantages, origins)
+    origins: list[Origin] = [drawn] * stay + ["replayed"] * len(replay.samples)
+    members = list(map(Member, samples, rewards, advantages, origins))
+    members[stay:stay] = [Member(sample, sample.reward, 0.0, drawn, left_out=True) for sample in fresh[stay:]]
     return MixedGroup(group, tuple(members), replay.reason, ranked)
 
 
@@ -237,11 +253,11 @@ def _advantages(
     """Eq. 3 or what the settings have in its place; a batch's standard deviation is divided by later."""
     options = settings.advantage
     if options.baseline == "sign":
-        return signed([bool(sample.outcome) for sample in samples], options.right_weight)
+        return _capped(signed([bool(sample.outcome) for sample in samples], options.right_weight), options.cap)
     scale, cap = options.scale, options.cap
     if scale == "batch_std":  # what it is divided by, only the whole batch tells (`_over_batch`)
         scale, cap = "none", None
-    elif ranked and not replayed and not settings.ranking.standardised:
+    elif ranked and not _outcomes_differ(samples) and not settings.ranking.standardised:
         scale = "none"
     return group_advantages(
         rewards,
@@ -263,21 +279,24 @@ def _lens_rewards(rewards: Sequence[float], samples: Sequence[Sample]) -> list[f
 
 def _by_itself(mixed: MixedGroup, options: AdvantageSettings) -> MixedGroup:
     """The group as `advantage.homogeneous` has it, where nothing else tells its members apart."""
-    samples = [member.sample for member in mixed.members]
+    compared = mixed.compared
+    samples = [member.sample for member in compared]
     if options.homogeneous == "none" or mixed.group.context.kind != "plain":
         return mixed
     if mixed.ranked or _outcomes_differ(samples):
         return mixed
     if options.homogeneous == "zvp":
-        return replace(mixed, members=tuple(_by_entropy(m, options) for m in mixed.members), by_itself=True)
+        weighed = (m if m.left_out else _by_entropy(m, options) for m in mixed.members)
+        return replace(mixed, members=tuple(weighed), by_itself=True)
     if options.homogeneous == "signed":
         advantages = signed([bool(sample.outcome) for sample in samples], options.right_weight)
         return replace(_with_advantages(mixed, _capped(advantages, options.cap)), by_itself=True)
     if mixed.group.solve_all:
         return mixed
-    costs = _lens_rewards([member.reward for member in mixed.members], samples)
-    priced = (replace(member, reward=cost) for member, cost in zip(mixed.members, costs, strict=True))
+    costs = _lens_rewards([member.reward for member in compared], samples)
     advantages = _capped(lens_advantages(costs, options.lens_weight), options.cap)
+    given = iter(costs)
+    priced = (m if m.left_out else replace(m, reward=next(given)) for m in mixed.members)
     return _with_advantages(replace(mixed, members=tuple(priced), by_itself=True), advantages)
 
 
@@ -302,16 +321,15 @@ def _over_batch(mixed: Sequence[MixedGroup], settings: MethodSettings) -> tuple[
     options = settings.advantage
     divided = [i for i, m in enumerate(mixed) if settings.ranking.standardised or not m.by_ranking_alone]
     alphas = [options.alpha if mixed[i].replayed else 1.0 for i in divided]
-    advantages = over_batch([mixed[i].advantages for i in divided], alphas, eps=options.eps, cap=options.cap)
-    scaled = dict(zip(divided, advantages, strict=True))
-    return tuple(_with_advantages(m, scaled.get(i, m.advantages)) for i, m in enumerate(mixed))
+    centred = [[member.advantage for member in mixed[i].compared] for i in divided]
+    scaled = dict(zip(divided, over_batch(centred, alphas, eps=options.eps, cap=options.cap), strict=True))
+    return tuple(_with_advantages(m, scaled[i]) if i in scaled else m for i, m in enumerate(mixed))
 
 
 def _with_advantages(mixed: MixedGroup, advantages: Sequence[float]) -> MixedGroup:
-    members = (
-        replace(member, advantage=advantage, token_advantages=None)
-        for member, advantage in zip(mixed.members, advantages, strict=True)
-    )
+    """The same with other advantages of those that are compared."""
+    given = iter(advantages)
+    members = (m if m.left_out else replace(m, advantage=next(given), token_advantages=None) for m in mixed.members)
     return replace(mixed, members=tuple(members))
 
 
@@ -374,7 +392,9 @@ def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:
     """The members that the loss and its denominators count."""
     if settings.resample.enabled and not mixed.kept:
         return []
-    return [i for i, m in enumerate(mixed.members) if not (settings.mask_truncated and m.sample.truncated)]
+    return [
+        i for i, m in enumerate(mixed.members) if not (m.left_out or (settings.mask_truncated and m.sample.truncated))
+    ]
 
 
 def token_weight(length: int, groups: int, members: int, tokens: int, objective: ObjectiveSettings) -> float:
@@ -429,6 +449,6 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
         "samples/trained": len(weighted),
         "samples/skipped": sum(not member.teaches for m in mixed for member in m.members),
     }
-    for reason in ("joined", "no_history", "too_old", "mixed", "reflection", "off"):
+    for reason in get_args(ReplayReason):
         counts[f"replay/{reason}"] = reasons[reason]
     return counts

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.errors import ConfigError, TaskError
 from r3.method.reflection import plain_prompt
@@ -19,6 +20,7 @@ from r3.samples import IntArray, Query
 from r3.tasks import Task
 from r3.tasks.pass_rates import load_problems
 from r3.tasks.settings import FileSettings
+from r3.train.earlier import digest_of_vocabulary, open_earlier
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ class Parts:
     engine: Engine
     sampling: Sampling
     heldout: Sequence[tuple[Query, IntArray]]
+    earlier: SampleBuffer | None = None
+    """Of the run whose successes are replayed (`buffer.successes_from`)."""
 
 
 def build(config: Config, *, adapters_from: Any = None) -> Parts:
@@ -56,7 +60,11 @@ def build(config: Config, *, adapters_from: Any = None) -> Parts:
         top_k=config.rollout.top_k,
     )
     heldout = [(query, plain_prompt(query, policy.tokenizer)) for query in task.heldout]
-    return Parts(config, task, policy, make_engine(config, policy), sampling, heldout)
+    earlier = None
+    if config.buffer.successes_from is not None:
+        vocabulary = digest_of_vocabulary(policy.tokenizer)
+        earlier = open_earlier(config.buffer.successes_from, config.run.seed, task.train, vocabulary)
+    return Parts(config, task, policy, make_engine(config, policy), sampling, heldout, earlier)
 
 
 def check_extras(config: Config) -> None:

@@ -25,6 +25,7 @@ from r3.run.directory import RESTORE
 from r3.samples import Query
 from r3.tasks import Task
 from r3.tasks.settings import of_its_family
+from r3.train.earlier import digest_of_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -221,13 +222,18 @@ def _saved_contents(checkpoint: Checkpoint) -> Contents | None:
 # ------------------------------------------------------------------ data and tokenizer
 
 
-def inputs_of(task: Task, tokenizer: Any) -> dict[str, Any]:
-    """Digests of the problems, in their order, and of the tokenizer, for run.json."""
+def inputs_of(task: Task, tokenizer: Any, earlier: SampleBuffer | None = None) -> dict[str, Any]:
+    """Digests of the problems, in order, and of the tokenizer, and what an earlier run's buffer holds, for run.json."""
     problems = {
         name: {"problems": len(queries), "digest": _digest_of_queries(queries)}
         for name, queries in (("train", task.train), ("heldout", task.heldout))
     }
-    return {**problems, "tokenizer": _digest_of_tokenizer(tokenizer, task.train[:_TOKENISED])}
+    digests = {
+        "tokenizer": _digest_of_tokenizer(tokenizer, task.train[:_TOKENISED]),
+        "vocabulary": digest_of_vocabulary(tokenizer),
+    }
+    before = {} if earlier is None else {"earlier": earlier.contents()._asdict()}
+    return {**problems, **digests, **before}
 
 
 def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed: bool) -> dict[str, Any]:
@@ -245,6 +251,7 @@ def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed:
         if inputs[name] != then[name]
     ]
     changed += ["the tokenizer"] if inputs["tokenizer"] != then["tokenizer"] else []
+    changed += ["the buffer of buffer.successes_from"] if inputs.get("earlier") != then.get("earlier") else []
     if not changed:
         return {}
     if not allowed:
@@ -253,7 +260,7 @@ def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed:
             "restore what it was, or accept it with --allow-changed-data (run.json notes it); nothing was changed"
         )
     log.warning("%s: %s changed since the run began; going on none the less", directory.path, " and ".join(changed))
-    return {"changed_inputs": {name: inputs[name] for name in inputs if inputs[name] != then[name]}}
+    return {"changed_inputs": {name: inputs[name] for name in inputs if inputs[name] != then.get(name)}}
 
 
 def _digest_of_queries(queries: Sequence[Query]) -> str:

@@ -107,7 +107,7 @@ def _begin(config: Config, world: World, told: Callbacks) -> Finished:
     refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     parts = _build(config, None, world)
     with RunDirectory.create(run_path(config), dump(config, run_path(config)), seed=config.run.seed) as directory:
-        directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer))
+        directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer, parts.earlier))
         return _run(parts, directory, None, world, told)
 
 
@@ -116,7 +116,7 @@ def _go_on(config: Config, path: Path, world: World, told: Callbacks, *, allow_c
     with RunDirectory.open(path) as directory:
         checkpoint = check_files(directory)
         parts = _build(config, checkpoint, world)
-        inputs = inputs_of(parts.task, parts.policy.tokenizer)
+        inputs = inputs_of(parts.task, parts.policy.tokenizer, parts.earlier)
         notes = check_inputs(directory, inputs, allowed=allow_changed_data)
         if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
             notes["settings"] = changed
@@ -201,7 +201,9 @@ class _Session:
             config.settled().reward,
             config.rollout.group_size,
         )
-        algorithm = Algorithm(config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed)
+        algorithm = Algorithm(
+            config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed, earlier=parts.earlier
+        )
         self.trainer = Trainer(config, stream, sampler, algorithm, updater)
         if checkpoint is not None:
             restore(self.trainer, checkpoint.path)
@@ -241,6 +243,8 @@ class _Session:
                     self._checkpoint()
         finally:
             self.parts.task.judge.close()
+            if self.parts.earlier is not None:
+                self.parts.earlier.close()
             for sink in self.sinks:
                 sink.close()
         stopped_by = stop.name or (STOPPED if self.told and not self._finished else None)

@@ -41,6 +41,9 @@ ELSEWHERE = {
     "rl-zvp": "it gives every token an advantage of its own, and TRL's rows have one for all",
     "lens": "TRL has nothing like it",
     "w-reinforce": "TRL has nothing like it",
+    "repo": "its surrogate on replayed rows would be TRL's to set",
+    "rlep": "its surrogate on replayed rows would be TRL's to set",
+    "exgrpo": "its surrogate on replayed rows would be TRL's to set",
 }
 NO_RESAMPLING = "TRL cannot sample a batch again: leave out resample, or use r3_method='grpo' with loss_type='dapo'"
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
@@ -152,6 +155,10 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             method.advantage.homogeneous != "none" or method.advantage.baseline == "sign",
             "r3_overrides: advantage.homogeneous and advantage.baseline='sign' train on groups that this trainer does "
             "not lay out: leave them out, or use r3 train",
+        ),
+        (
+            method.replay.enabled and (method.replay.when == "always" or method.replay.mode == "replace"),
+            "r3_overrides: replay.when='always' and replay.mode='replace' are of r3 train alone: leave them out",
         ),
         (
             method.resample.enabled,

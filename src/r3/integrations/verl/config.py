@@ -112,6 +112,15 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "them out here",
         ),
         (
+            settings.replay.enabled and (settings.replay.when == "always" or settings.replay.mode == "replace"),
+            f"{KEY}.replay.when=always and replay.mode=replace (repo, rlep, exgrpo) are of r3 train alone: leave them "
+            "out here",
+        ),
+        (
+            settings.buffer.successes_from is not None,
+            f"{KEY}.buffer.successes_from is of r3 train alone: leave it out here",
+        ),
+        (
             settings.resample.enabled,
             f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for "
             "DAPO run verl's own trainer_mode=sync with algorithm.filter_groups",

@@ -83,6 +83,7 @@ export function replays(summary) {
 const WHY_NOT = {
   no_history: "no past answer of the other outcome",
   too_old: "past answers too old",
+  too_few: "too few past answers yet",
   off: "replay is off",
 };
 
