@@ -31,17 +31,19 @@ compare: $(READY) ## six methods, five seeds, the bundled model: about half an h
 	$(BIN)/r3 compare recipes/compare-embedded.yaml --seeds 5 --tokens 240000 --evaluations 5 --jobs 2
 
 results: $(READY) ## write docs/results.md, its pages and docs/pilots.md again from their raw files
-	$(BIN)/python tools/make_results.py
+	$(BIN)/python -m tools.make_results
 
 test: lint types pytest ## set up, lint, type-check, run the tests
 
-lint: $(READY) ## ruff: style and format
+lint: $(READY) ## ruff: style and format; Markdown: one sentence per line
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.sentences
 
-format: $(READY) ## let ruff rewrite
+format: $(READY) ## let ruff and tools/sentences.py rewrite
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.sentences --fix
 
 types: $(READY) ## mypy --strict on src/
 	$(BIN)/mypy

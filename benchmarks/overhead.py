@@ -32,7 +32,7 @@ from peers.generation import own_engine
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
 from r3.config import load_config
-from r3.method.step import StepResult
+from r3.method.mixed import StepResult
 from r3.policy.optimiser import Optimiser
 from r3.policy.update import Updater
 from r3.train.build import build

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from r3.method.mixed import WeightedSample
 from r3.method.settings import MethodSettings
-from r3.method.step import WeightedSample, step
+from r3.method.step import step
 from r3.policy.model import Policy, enable_checkpointing
 from r3.policy.optimiser import Optimiser
 from r3.policy.settings import ModelSettings

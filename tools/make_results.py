@@ -1,7 +1,7 @@
 """Write the generated parts of docs/results.md, docs/results/*.md and docs/pilots.md, and the figures, from raw files.
 
-    python tools/make_results.py                    (make results)
-    python tools/make_results.py add OUT NAME       condense the --out of an r3 compare into docs/results/raw/NAME.json
+    python -m tools.make_results                    (make results)
+    python -m tools.make_results add OUT NAME       condense the --out of an r3 compare into docs/results/raw/NAME.json
 
 docs/results/raw/ has one file of raw numbers for each comparison, and one for all pilots. What was asked and what to
 make of it is written by hand into the pages, outside what the comments in them mark as made here; no table is typed by
@@ -28,6 +28,7 @@ from r3.compare.records import Record, condense, read_records
 from r3.compare.report import markdown, markdown_table
 from r3.compare.tables import Table, percent, times
 from r3.evaluate.passk import Estimate
+from tools.sentences import rewritten
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
@@ -71,7 +72,7 @@ def pages() -> dict[Path, str]:
     found = {_path(name): _page(name, comparison) for name, comparison in every}
     found[DOCS / "results.md"] = _with_table(DOCS / "results.md", _overview(every))
     found[DOCS / "pilots.md"] = _with_table(DOCS / "pilots.md", _pilots())
-    return found
+    return {path: rewritten(text) for path, text in found.items()}
 
 
 def _path(name: str) -> Path:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from r3.api import Run, train
     from r3.buffer import SampleBuffer, SampleBufferError
     from r3.method.advantage import group_advantages
+    from r3.method.mixed import StepResult, WeightedSample
     from r3.method.objective import TokenBatch, policy_loss
     from r3.method.ranking import structural_entropy_rewards
     from r3.method.reflection import is_hard, reflect, reflection_prompt
     from r3.method.replay import choose_replay
     from r3.method.settings import MethodSettings
-    from r3.method.step import StepResult, WeightedSample, step
+    from r3.method.step import step
     from r3.samples import Context, Group, Message, Query, Sample
     from r3.train.callbacks import Callback
 
@@ -38,9 +39,9 @@ _HOME = {
     "Sample": "r3.samples",
     "SampleBuffer": "r3.buffer",
     "SampleBufferError": "r3.buffer",
-    "StepResult": "r3.method.step",
+    "StepResult": "r3.method.mixed",
     "TokenBatch": "r3.method.objective",
-    "WeightedSample": "r3.method.step",
+    "WeightedSample": "r3.method.mixed",
     "choose_replay": "r3.method.replay",
     "group_advantages": "r3.method.advantage",
     "is_hard": "r3.method.reflection",

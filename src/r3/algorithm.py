@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
+from r3.method.mixed import StepResult
 from r3.method.reflection import (
     Tokenizer,
     WhyNot,
@@ -32,7 +33,7 @@ from r3.method.reflection import (
 )
 from r3.method.replay import by_age, wanted_outcomes
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult, members_with_entropies, step
+from r3.method.step import members_with_entropies, step
 from r3.samples import PLAIN, Context, ContextKind, Group, IntArray, PromptText, Query, Sample
 
 log = logging.getLogger(__name__)

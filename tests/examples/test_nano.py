@@ -20,12 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from r3.buffer import SampleBuffer
 from r3.config import embedded_recipe
+from r3.method.mixed import StepResult
 from r3.method.objective import policy_loss
 from r3.method.ranking import structural_entropy_rewards
 from r3.method.reflection import is_hard, reflection_prompt
 from r3.method.replay import choose_replay
 from r3.method.settings import MethodSettings, ObjectiveSettings
-from r3.method.step import StepResult, step
+from r3.method.step import step
 from r3.policy.update import token_batch
 from r3.samples import PLAIN, Context, Group, Query, Sample
 from tests.method.makers import REFLECTION

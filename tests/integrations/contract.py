@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from r3.algorithm import seed_of
+from r3.method.mixed import MixedGroup, StepResult
 from r3.method.settings import MethodSettings
-from r3.method.step import MixedGroup, StepResult
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FloatArray, Group, IntArray, Query, Sample
 from r3.train.stream import QueryStream

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult
 from tests.integrations import contract
 
 RUNNERS = {"trl": contract.run_trl, "verl": contract.run_verl}

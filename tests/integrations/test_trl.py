@@ -21,9 +21,9 @@ from r3.buffer import SampleBuffer
 from r3.integrations.trl import R3Config, R3Trainer
 from r3.integrations.trl.layout import ExtraRow, lay_out
 from r3.integrations.trl.padding import importance, pad_rows
+from r3.method.mixed import StepResult
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
-from r3.method.step import StepResult
 from tests.integrations import trl_tiny
 from tests.integrations.trl_tiny import logged, losses, make
 from tests.train.tiny import ROOT

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from r3.config import load_config
 from r3.method.homogeneous import lens_rewards
+from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult, step
+from r3.method.step import step
 from r3.samples import Group, Sample
 from tests.method.makers import REFLECTION, make_group, make_sample
 

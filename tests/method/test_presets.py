@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from r3.config import load_config
 from r3.method.advantage import group_advantages
+from r3.method.mixed import StepResult
 from r3.method.objective import policy_loss
 from r3.method.presets import GOVERNED, METHODS, OBJECTIVES, MethodName, ObjectiveName, reset
 from r3.method.reward import reward_parts
 from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
-from r3.method.step import StepResult, step
+from r3.method.step import step
 from r3.policy.update import token_batch
 from r3.samples import Group, Sample
 from tests.method.makers import make_group
@@ -110,7 +111,7 @@ def test_gspo_clips_a_sequence_and_cispo_bounds_a_weight() -> None:
 
 def gradients(name: str, log_ratios: Sequence[Sequence[float]], of: Sequence[float]) -> list[float]:
     """dloss/dlogp of each token, undivided, for sequences with these ratios and advantages."""
-    from r3.method.step import WeightedSample
+    from r3.method.mixed import WeightedSample
 
     sequences = []
     for number, (row, advantage) in enumerate(zip(log_ratios, of, strict=True)):

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from r3.method.mixed import StepResult
 from r3.method.objective import policy_loss
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult, step
+from r3.method.step import step
 from r3.policy.update import token_batch
 from r3.samples import Sample
 from tests.method.makers import make_group
@@ -86,7 +87,7 @@ def test_exgrpo_puts_its_surest_success_in_the_place_of_a_fresh_answer() -> None
 ])  # fmt: skip
 def test_exgrpos_shaping(x: float, value: float, slope: float) -> None:
     """f(x) = x/(x + β) and its slope, read off the loss of one replayed token."""
-    from r3.method.step import WeightedSample
+    from r3.method.mixed import WeightedSample
 
     sample = Sample("q", [1], [-3.0], outcome=True, reward=1.0)
     weighted = WeightedSample(np.array([7], np.int32), sample, 1.0, 1.0, "replayed", False, 0, 0)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from r3.method.mixed import StepResult
 from r3.method.presets import METHODS
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult, step
+from r3.method.step import step
 from r3.samples import Group, Sample
 from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, samples_of
 

@@ -16,9 +16,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from r3.cli import main
 from r3.config import Config
 from r3.errors import ConfigError
+from r3.method.mixed import WeightedSample
 from r3.method.objective import TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
-from r3.method.step import WeightedSample
 from r3.policy.compiled import CompiledLayers
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser

@@ -22,9 +22,9 @@ from transformers import (
 
 from r3.cli import main
 from r3.errors import ConfigError
+from r3.method.mixed import WeightedSample
 from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
-from r3.method.step import WeightedSample
 from r3.policy.attention import packed
 from r3.policy.head import LOGITS
 from r3.policy.model import Policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,6 +117,11 @@ _LEDGER = """
 SELECT step, reflection, tried, solved FROM attempts
 WHERE query = (SELECT key FROM queries WHERE uid = ?) ORDER BY step, reflection
 """
+_REFLECTED = """
+SELECT SUM(r.tried), SUM(r.solved), TOTAL(p.tried), TOTAL(p.solved) FROM attempts r
+LEFT JOIN attempts p ON p.query = r.query AND p.step = r.step AND p.reflection = 0
+WHERE r.reflection = 1 GROUP BY r.step ORDER BY r.step DESC
+"""
 _OVER_TIME = "SELECT step, solved, failed, unverified, evicted FROM steps ORDER BY step"
 _BY_AGE = """
 SELECT step, SUM(outcome IS 1), SUM(outcome IS NOT 1) FROM samples WHERE evicted_at IS NULL GROUP BY step ORDER BY step
@@ -128,6 +134,32 @@ _HARDEST = f"""
 SELECT uid, tried, solved, last FROM ({_RATES}) JOIN queries ON key = query
 ORDER BY 1.0 * solved / tried, tried DESC, query LIMIT ?
 """
+
+
+def attempts(
+    db: sqlite3.Connection, query: int, reflection: int | None, since_step: int, newest: int | None
+) -> Attempts | None:
+    """The attempts at a query since a step, or only those of the last steps that hold so many of them."""
+    kind = "" if reflection is None else f"AND reflection = {reflection}"
+    newer = "SUM(SUM(tried)) OVER (ORDER BY step DESC) - SUM(tried)"
+    select = (
+        "SELECT SUM(tried), SUM(solved) FROM ("
+        f"SELECT SUM(tried) AS tried, SUM(solved) AS solved, {newer} AS newer FROM attempts "
+        f"WHERE query = ? {kind} AND step >= ? GROUP BY step) WHERE newer < ?"
+    )
+    tried, solved = db.execute(select, (query, since_step, sys.maxsize if newest is None else newest)).fetchone()
+    return Attempts(tried, solved) if tried else None
+
+
+def reflected(db: sqlite3.Connection, newest: int) -> Reflected:
+    """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
+    after, plain = Attempts(0, 0), Attempts(0, 0)
+    for tried, solved, plain_tried, plain_solved in db.execute(_REFLECTED):
+        after = Attempts(after.tried + tried, after.solved + solved)
+        plain = Attempts(plain.tried + int(plain_tried), plain.solved + int(plain_solved))
+        if after.tried >= newest:
+            break
+    return Reflected(after, plain)
 
 
 def ledger(db: sqlite3.Connection, query_id: str) -> list[LedgerEntry]:

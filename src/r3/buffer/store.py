@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -209,37 +208,16 @@ class SampleBuffer:
 
         With `newest`, only the last steps of each query that hold so many attempts (or more, as steps are not split).
         """
-        kind = "" if context is None else f"AND reflection = {_reflection(context)}"
-        newer = "SUM(SUM(tried)) OVER (ORDER BY step DESC) - SUM(tried)"
-        select = (
-            "SELECT SUM(tried), SUM(solved) FROM ("
-            f"SELECT SUM(tried) AS tried, SUM(solved) AS solved, {newer} AS newer FROM attempts "
-            f"WHERE query = ? {kind} AND step >= ? GROUP BY step) WHERE newer < ?"
-        )
-        most = sys.maxsize if newest is None else newest
-        found: dict[str, Attempts] = {}
+        reflection = None if context is None else _reflection(context)
         with self._reading("reading attempts") as db:
-            for query_id, key in self._known(db, dict.fromkeys(_several(query_ids))):
-                tried, solved = db.execute(select, (key, since_step, most)).fetchone()
-                if tried:
-                    found[query_id] = Attempts(tried, solved)
-        return found
+            known = self._known(db, dict.fromkeys(_several(query_ids)))
+            every = {query_id: answers.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
+        return {query_id: attempts for query_id, attempts in every.items() if attempts is not None}
 
     def reflected(self, newest: int) -> Reflected:
         """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
-        by_step = (
-            "SELECT SUM(r.tried), SUM(r.solved), TOTAL(p.tried), TOTAL(p.solved) FROM attempts r "
-            "LEFT JOIN attempts p ON p.query = r.query AND p.step = r.step AND p.reflection = 0 "
-            "WHERE r.reflection = 1 GROUP BY r.step ORDER BY r.step DESC"
-        )
-        after, plain = Attempts(0, 0), Attempts(0, 0)
         with self._reading("reading attempts") as db:
-            for tried, solved, plain_tried, plain_solved in db.execute(by_step):
-                after = Attempts(after.tried + tried, after.solved + solved)
-                plain = Attempts(plain.tried + int(plain_tried), plain.solved + int(plain_solved))
-                if after.tried >= newest:
-                    break
-        return Reflected(after, plain)
+            return answers.reflected(db, newest)
 
     def success_rate(
         self,

@@ -7,7 +7,7 @@
 | in-context self-reflection, ISR | `reflection` |
 | structural entropy ranking reward, SERR | `ranking` |
 | the clipped surrogate, importance weights, KL | `objective` |
-| Algorithm 1, from a batch's rollouts to weighted samples | `step` |
+| Algorithm 1, from a batch's rollouts to weighted samples | `step`; what it hands on: `mixed` |
 
 Nothing here knows a model, a file, a device or a config file. Only `objective` imports torch.
 """

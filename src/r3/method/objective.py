@@ -42,8 +42,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from r3.method.mixed import Origin
 from r3.method.settings import ObjectiveSettings
-from r3.method.step import Origin
 
 ORIGINS: tuple[str, ...] = get_args(Origin)
 REPLAYED = ORIGINS.index("replayed")

@@ -33,154 +33,18 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
 from r3.method.advantage import group_advantages, over_batch
 from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
+from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
 from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import ReplayReason, choose_replay, outcome_reward
 from r3.method.settings import AdvantageSettings, MethodSettings, ObjectiveSettings, RankingSettings
-from r3.samples import FloatArray, Group, IntArray, Sample
-
-Origin = Literal["fresh", "replayed", "reflection"]
-"""Drawn in this step under the plain prompt, in an earlier step, or in this step under a reflection prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedSample:
-    """One sequence to train on: `prompt` then `sample.tokens`, each response token weighing `weight` · `advantage`."""
-
-    prompt: IntArray
-    sample: Sample
-    advantage: float
-    """Of each of its tokens, or their mean where they differ."""
-    weight: float
-    """What one token of it weighs in the loss, all denominators included."""
-    origin: Origin
-    other_context: bool
-    """Drawn under another prompt than `prompt`: its behaviour log-probs do not apply and must be recomputed."""
-    group: int
-    """Which of the step's groups it belongs to."""
-    member: int
-    """Which of that group's members it is."""
-    token_advantages: FloatArray | None = None
-    """Of each token, where they differ; None: `advantage`. [length]"""
-
-    @property
-    def advantage_T(self) -> FloatArray:
-        """Of each token, whether they differ or not."""
-        if self.token_advantages is not None:
-            return self.token_advantages
-        return np.full(len(self.sample), self.advantage, dtype=np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A response in a mixed group, and what came of comparing it with the others."""
-
-    sample: Sample
-    reward: float
-    """What it was compared by: of a replayed sample, the reward of its outcome alone."""
-    advantage: float
-    """Of each of its tokens, or their mean where they differ."""
-    origin: Origin
-    token_advantages: FloatArray | None = None
-    """Of each token, where they differ; None: `advantage`. [length]"""
-    left_out: bool = False
-    """A fresh sample whose place a past one took: neither compared nor trained on."""
-
-    @property
-    def teaches(self) -> bool:
-        return self.advantage != 0.0 or (self.token_advantages is not None and bool(self.token_advantages.any()))
-
-
-@dataclass(frozen=True, slots=True)
-class MixedGroup:
-    """A group after ranking and replay: G_mix = G ∪ G_C."""
-
-    group: Group
-    """As it was drawn and judged."""
-    members: tuple[Member, ...]
-    """The fresh samples in the group's order, with their ranking rewards; then the replayed ones."""
-    replay: ReplayReason
-    """'joined' where past samples joined, else why not."""
-    ranked: int
-    """How many fresh samples were ranked by SERR."""
-    by_itself: bool = False
-    """Whether `advantage.homogeneous` says what its answers are worth, which nothing else told apart."""
-
-    @property
-    def compared(self) -> tuple[Member, ...]:
-        """All but those whose place another took."""
-        return tuple(member for member in self.members if not member.left_out)
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        return tuple(member.reward for member in self.members)
-
-    @property
-    def advantages(self) -> tuple[float, ...]:
-        return tuple(member.advantage for member in self.members)
-
-    @property
-    def fresh(self) -> tuple[Sample, ...]:
-        """G, with the ranking rewards."""
-        return tuple(member.sample for member in self.members[: len(self.group)])
-
-    @property
-    def replayed(self) -> tuple[Sample, ...]:
-        """G_C."""
-        return tuple(member.sample for member in self.members[len(self.group) :])
-
-    @property
-    def teaches(self) -> bool:
-        return any(member.teaches for member in self.members)
-
-    @property
-    def by_ranking_alone(self) -> bool:
-        """Whether nothing but ranking rewards tells its members apart."""
-        return self.ranked > 0 and not _outcomes_differ([member.sample for member in self.compared])
-
-    @property
-    def kept(self) -> bool:
-        """Whether DAPO's resampling keeps it: outcomes differ, or replay or ranking made them comparable."""
-        made_comparable = _outcomes_differ([member.sample for member in self.compared])
-        return is_mixed(self.group) or made_comparable or self.ranked > 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What the trainer trains on, what the buffer stores, what the metrics count."""
-
-    weighted: tuple[WeightedSample, ...]
-    groups: tuple[MixedGroup, ...]
-    counts: Mapping[str, float]
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """Every fresh sample with its final reward, for the buffer."""
-        return tuple(sample for mixed in self.groups for sample in mixed.fresh)
-
-    def stored_as(self, ids: Sequence[int]) -> StepResult:
-        """The same, once the buffer has given `samples` these ids."""
-        fresh = iter([sample.stored_as(id) for sample, id in zip(self.samples, ids, strict=True)])
-        groups = tuple(
-            replace(
-                mixed,
-                members=tuple(m if m.origin == "replayed" else replace(m, sample=next(fresh)) for m in mixed.members),
-            )
-            for mixed in self.groups
-        )
-        weighted = tuple(replace(w, sample=groups[w.group].members[w.member].sample) for w in self.weighted)
-        return StepResult(weighted, groups, self.counts)
-
-
-def is_mixed(group: Group) -> bool:
-    """Some right, some wrong: the only groups GRPO learns from and DAPO keeps."""
-    return not group.solve_none and not group.solve_all
+from r3.samples import Group, IntArray, Sample
 
 
 def step(
@@ -233,7 +97,7 @@ def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, vers
     stay = len(fresh) - replaced
     samples = (*fresh[:stay], *replay.samples)
     rewards = [sample.reward for sample in fresh[:stay]] + [outcome_reward(sample) for sample in replay.samples]
-    if settings.advantage.homogeneous == "lens" and _outcomes_differ(samples):
+    if settings.advantage.homogeneous == "lens" and outcomes_differ(samples):
         rewards = _lens_rewards(rewards, samples)
     parts = [slice(0, stay), slice(stay, None)] if settings.replay.baseline == "split" else [slice(None)]
     advantages: list[float] = []
@@ -257,7 +121,7 @@ def _advantages(
     scale, cap = options.scale, options.cap
     if scale == "batch_std":  # what it is divided by, only the whole batch tells (`_over_batch`)
         scale, cap = "none", None
-    elif ranked and not _outcomes_differ(samples) and not settings.ranking.standardised:
+    elif ranked and not outcomes_differ(samples) and not settings.ranking.standardised:
         scale = "none"
     return group_advantages(
         rewards,
@@ -267,10 +131,6 @@ def _advantages(
         baseline=options.baseline,
         cap=cap,
     )
-
-
-def _outcomes_differ(samples: Sequence[Sample]) -> bool:
-    return len({sample.outcome for sample in samples}) > 1
 
 
 def _lens_rewards(rewards: Sequence[float], samples: Sequence[Sample]) -> list[float]:
@@ -283,7 +143,7 @@ def _by_itself(mixed: MixedGroup, options: AdvantageSettings) -> MixedGroup:
     samples = [member.sample for member in compared]
     if options.homogeneous == "none" or mixed.group.context.kind != "plain":
         return mixed
-    if mixed.ranked or _outcomes_differ(samples):
+    if mixed.ranked or outcomes_differ(samples):
         return mixed
     if options.homogeneous == "zvp":
         weighed = (m if m.left_out else _by_entropy(m, options) for m in mixed.members)

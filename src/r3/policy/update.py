@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from r3.errors import DIVERGED, R3Error, RunError
+from r3.method.mixed import WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
-from r3.method.step import WeightedSample
 from r3.policy.attention import packed, to_device
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser

@@ -10,7 +10,7 @@ from typing import Any
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
-from r3.method.step import StepResult, is_mixed
+from r3.method.mixed import StepResult, is_mixed
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group

@@ -18,7 +18,7 @@ from typing import Any
 
 from r3.config import Config
 from r3.errors import RunError
-from r3.method.step import WeightedSample
+from r3.method.mixed import WeightedSample
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.shard import ShardedOptimiser, ShardedPolicy

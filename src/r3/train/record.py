@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from r3.method.step import Member, MixedGroup, StepResult
+from r3.method.mixed import Member, MixedGroup, StepResult
 from r3.samples import FloatArray, Query, Sample
 from r3.train.token_texts import TokenTexts
 

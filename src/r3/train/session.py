@@ -15,7 +15,7 @@ from r3.buffer import SampleBuffer
 from r3.config import Config, dump, validate
 from r3.errors import ConfigError
 from r3.evaluate.heldout import evaluate
-from r3.method.step import StepResult
+from r3.method.mixed import StepResult
 from r3.policy.update import Diverged
 from r3.policy.world import World
 from r3.rollout.protocol import Sampling

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from r3.method.mixed import StepResult
 from r3.method.ranking import late_pairs
 from r3.method.settings import RankingSettings
-from r3.method.step import StepResult
 from r3.policy.update import UpdateReport
 from r3.samples import Sample
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from r3.integrations.verl.data import write
-from r3.method.step import StepResult
+from r3.method.mixed import StepResult
 from r3.samples import Query
 from tests.integrations import contract
 from tests.train.tiny import ROOT, save_model

@@ -17,9 +17,9 @@ from verl.workers.config import FSDPActorConfig
 
 from r3.buffer import SampleBuffer
 from r3.integrations.common.buffer_copies import FILE
+from r3.method.mixed import StepResult
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
-from r3.method.step import StepResult
 from tests.integrations import contract
 from tests.integrations.verl import running
 

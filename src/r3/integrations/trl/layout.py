@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
-from r3.method.step import StepResult
 from r3.samples import FloatArray, IntArray
 
 

@@ -42,7 +42,7 @@ from r3.integrations.trl import padding
 from r3.integrations.trl.config import R3Config
 from r3.integrations.trl.dataset import OutcomeWatch, check_rows, outcome_index, query_of
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
-from r3.method.step import StepResult
+from r3.method.mixed import StepResult
 from r3.samples import Query
 
 T = TypeVar("T")
