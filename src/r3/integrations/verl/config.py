@@ -117,6 +117,11 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "out here",
         ),
         (
+            settings.reflection.enabled and settings.reflection.budget == "shared",
+            f"{KEY}.reflection.budget=shared splits a query's group, and verl's groups have one size: leave it out, "
+            f"and bound reflection with ++{KEY}.reflection.max_share",
+        ),
+        (
             settings.buffer.successes_from is not None,
             f"{KEY}.buffer.successes_from is of r3 train alone: leave it out here",
         ),
