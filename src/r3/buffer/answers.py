@@ -122,6 +122,9 @@ SELECT SUM(r.tried), SUM(r.solved), TOTAL(p.tried), TOTAL(p.solved) FROM attempt
 LEFT JOIN attempts p ON p.query = r.query AND p.step = r.step AND p.reflection = 0
 WHERE r.reflection = 1 GROUP BY r.step ORDER BY r.step DESC
 """
+_OLDEST = """
+SELECT step FROM samples INDEXED BY alive_by_age WHERE evicted_at IS NULL AND (outcome IS 1) = ? ORDER BY id LIMIT 1
+"""
 _OVER_TIME = "SELECT step, solved, failed, unverified, evicted FROM steps ORDER BY step"
 _BY_AGE = """
 SELECT step, SUM(outcome IS 1), SUM(outcome IS NOT 1) FROM samples WHERE evicted_at IS NULL GROUP BY step ORDER BY step
@@ -203,4 +206,25 @@ def overview(db: sqlite3.Connection, hardest: int) -> Overview:
         by_age=[OfStep(*row) for row in db.execute(_BY_AGE)],
         hardest=[QueryRate(*row) for row in db.execute(_HARDEST, (hardest,))],
         never_solved=never,
+    )
+
+
+def stats(db: sqlite3.Connection, bytes_on_disk: int) -> Stats:
+    """Counts of what is stored, from the running totals."""
+    now = totals.load(db)
+    (settled,) = db.execute("SELECT rows FROM settled").fetchone()
+    oldest = [db.execute(_OLDEST, (right,)).fetchone() for right in (0, 1)]
+    return Stats(
+        samples=now.alive,
+        right=now.solved,
+        wrong=now.failed,
+        unverified=now.unverified,
+        truncated=now.truncated,
+        tokens=now.tokens,
+        evicted=now.evicted - settled,
+        queries=now.queries,
+        oldest_step=min((row[0] for row in oldest if row), default=None),
+        newest_step=None if now.step == totals.NOTHING else now.step,
+        newest_policy_version=None if now.policy_version == totals.NOTHING else now.policy_version,
+        bytes_on_disk=bytes_on_disk,
     )

@@ -15,7 +15,6 @@ from r3.buffer import answers, damage, exchange, schema, stored, totals
 from r3.buffer.answers import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.errors import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
-from r3.buffer.totals import NOTHING
 from r3.locks import FileLock
 from r3.samples import ContextKind, Sample
 
@@ -265,30 +264,7 @@ class SampleBuffer:
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
         with self._reading("reading statistics") as db:
-            now = totals.load(db)
-            (settled,) = db.execute("SELECT rows FROM settled").fetchone()
-            oldest = [
-                db.execute(
-                    "SELECT step FROM samples INDEXED BY alive_by_age "
-                    "WHERE evicted_at IS NULL AND (outcome IS 1) = ? ORDER BY id LIMIT 1",
-                    (right,),
-                ).fetchone()
-                for right in (0, 1)
-            ]
-        return Stats(
-            samples=now.alive,
-            right=now.solved,
-            wrong=now.failed,
-            unverified=now.unverified,
-            truncated=now.truncated,
-            tokens=now.tokens,
-            evicted=now.evicted - settled,
-            queries=now.queries,
-            oldest_step=min((row[0] for row in oldest if row), default=None),
-            newest_step=None if now.step == NOTHING else now.step,
-            newest_policy_version=None if now.policy_version == NOTHING else now.policy_version,
-            bytes_on_disk=self._bytes_on_disk(),
-        )
+            return answers.stats(db, self._bytes_on_disk())
 
     def _bytes_on_disk(self) -> int:
         if self.path == schema.MEMORY:
