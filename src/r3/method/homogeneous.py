@@ -34,9 +34,9 @@ from r3.samples import FloatArray
 def zvp(entropies: FloatArray, right: bool, alpha: float) -> FloatArray:
     """RL-ZVP's advantage of each token of an answer.
 
-    >>> zvp(np.array([0.2, 1.0, 0.6]), True, 0.1).round(4).tolist()
+    >>> [round(x, 4) for x in zvp(np.array([0.2, 1.0, 0.6]), True, 0.1).tolist()]
     [0.02, 0.1, 0.06]
-    >>> zvp(np.array([0.2, 1.0, 0.6]), False, 0.1).round(4).tolist()
+    >>> [round(x, 4) for x in zvp(np.array([0.2, 1.0, 0.6]), False, 0.1).tolist()]
     [-0.08, 0.0, -0.04]
     """
     values = np.asarray(entropies, dtype=np.float64)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from r3.errors import BAD_INPUT, R3Error
-from r3.samples import Query
+
+if TYPE_CHECKING:
+    from r3.samples import Query
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from r3.samples import Query
 from r3.verify.base import TRUNCATED, Verdict, VerifierError
 from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings
+
+if TYPE_CHECKING:
+    from r3.samples import Query
 
 log = logging.getLogger(__name__)
 

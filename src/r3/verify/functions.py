@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from r3.samples import Query
 from r3.verify.base import TRUNCATED, Verdict, VerifierError
 from r3.verify.cage import Cage, CageSettings
 from r3.verify.forkserver import target
+
+if TYPE_CHECKING:
+    from r3.samples import Query
 
 
 class Score(NamedTuple):

@@ -10,12 +10,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from r3.samples import Query
 from r3.verify import boxes, fast
 from r3.verify.base import Case, Verdict
 from r3.verify.cage import Answer, Cage, CageSettings
+
+if TYPE_CHECKING:
+    from r3.samples import Query
 
 # Judged once before the first worker is forked: the parser's tables and sympy's late imports are then shared.
 _WARM_UP = (

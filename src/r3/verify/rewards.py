@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from r3.samples import Query
 from r3.verify.base import Judge, Verdict, VerifierError
 from r3.verify.boxes import boxed_answer
 from r3.verify.functions import ScoreFunction, verdict_of
+
+if TYPE_CHECKING:
+    from r3.samples import Query
 
 CORRECT = "correct"
 """The built-in reward that is the task's own judge: 1 for a right answer, else 0 (graded code: the share of tests)."""
