@@ -1,4 +1,4 @@
-"""The ranking's metrics in a real run, against the pairs counted one by one from the saved rollouts."""
+"""A step's metrics in real runs: the ranking's, against pairs counted one by one; the alarm of a failing judge."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def test_the_rankings_order_is_measured_in_training(tmp_path: Path) -> None:
         if line["ranking/pairs"]:
             assert line["ranking/auc"] == line["ranking/pairs_in_order"] / line["ranking/pairs"]
     assert sum(line["ranking/pairs"] for line in lines) > 20
+
+
+def test_a_judge_that_fails_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Answers that nobody found wrong count as wrong: a person should hear of it, not only find it in the metrics."""
+    judge = {"task__verifier": "tests.tasks.test_files.raises", "task__caged": "true", "train__steps": 1}
+    assert main(["train", "--quiet", *overrides(tmp_path, **judge)]) == 0
+    (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
+    assert line["verify/error"] > 0
+    assert f"step 1: the verifier gave up on {line['verify/error']:.0f} of" in caplog.text
