@@ -22,7 +22,7 @@ from r3.errors import ConfigError
 from r3.method.settings import MethodSettings
 from r3.rollout.protocol import Request, Response
 from r3.samples import Group, Query, Sample
-from r3.train.build import Parts
+from r3.train.build import Parts, make_sampler
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
 
@@ -90,15 +90,7 @@ def budget_of(tokens: int | None, group_size: int, limit: int) -> int:
 
 def draw(parts: Parts, budget: int, tell: Callable[[str], None]) -> Drawn:
     """Draw all parts. The same recipe, seed and budget draw the same answers."""
-    config = parts.config
-    sampler = Sampler(
-        parts.engine,
-        parts.task,
-        parts.policy.tokenizer,
-        parts.sampling,
-        config.settled().reward,
-        config.rollout.group_size,
-    )
+    sampler = make_sampler(parts)
     with SampleBuffer(":memory:", per_query=None, total=None) as buffer:
         drawing = _Drawing(parts, sampler, buffer, budget)
         tell("plain answers")

@@ -21,6 +21,7 @@ from r3.tasks import Task
 from r3.tasks.pass_rates import load_problems
 from r3.tasks.settings import FileSettings
 from r3.train.earlier import digest_of_vocabulary, open_earlier
+from r3.train.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,13 @@ def prompt_length(config: Config) -> Callable[[Query], int] | None:
     tokenizer = load_tokenizer(resolve(config.model.path), config.model)
     check_template(config, config.task.chat, tokenizer)
     return lambda query: len(plain_prompt(query, tokenizer))
+
+
+def make_sampler(parts: Parts) -> Sampler:
+    """What draws, judges and rewards the groups of a run or of a probe."""
+    config, tokenizer = parts.config, parts.policy.tokenizer
+    reward = config.settled().reward
+    return Sampler(parts.engine, parts.task, tokenizer, parts.sampling, reward, config.rollout.group_size)
 
 
 def make_engine(config: Config, policy: Policy) -> Engine:

@@ -31,13 +31,12 @@ from r3.run import (
     resume_command,
 )
 from r3.run.sinks import Label
-from r3.train.build import Parts, build
+from r3.train.build import Parts, build, make_sampler
 from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
 from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
-from r3.train.sampler import Sampler
 from r3.train.state import restore, save
 from r3.train.step_metrics import alarms
 from r3.train.stream import QueryStream
@@ -193,14 +192,7 @@ class _Session:
         if world.size > 1:
             world.broadcast(Start(total_updates, checkpoint.path.absolute() if checkpoint is not None else None))
         updater = make_updater(config, parts.policy, total_updates, exact=parts.engine.exact, world=world)
-        sampler = Sampler(
-            parts.engine,
-            parts.task,
-            parts.policy.tokenizer,
-            parts.sampling,
-            config.settled().reward,
-            config.rollout.group_size,
-        )
+        sampler = make_sampler(parts)
         algorithm = Algorithm(
             config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed, earlier=parts.earlier
         )
