@@ -1,4 +1,4 @@
-"""`SampleBuffer`: every past sample by query, in one SQLite file (see `schema` for its tables)."""
+"""`SampleBuffer`: every past sample by query, in one SQLite file (see `database` for its tables)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import answers, damage, exchange, schema, stored, totals
+from r3.buffer import answers, codec, damage, database, exchange, totals
 from r3.buffer.answers import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
-from r3.buffer.errors import SampleBufferError, damaged, explained
+from r3.buffer.database import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.locks import FileLock
 from r3.samples import ContextKind, Sample
@@ -49,24 +49,24 @@ class SampleBuffer:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = self._connect()
-        self._files = schema.files_of(self.path) if not read_only else {}
+        self._files = database.files_of(self.path) if not read_only else {}
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str]) -> Self:
         return cls(path, read_only=True)
 
     def _connect(self) -> sqlite3.Connection:
-        if self.path == schema.MEMORY:
+        if self.path == database.MEMORY:
             if self.read_only:
                 raise ValueError("a buffer in memory cannot be opened by a reader: give the path of a file")
-            return schema.connect_memory()
+            return database.connect_memory()
         if self.read_only:
-            return schema.connect_reader(self.path)
+            return database.connect_reader(self.path)
         if os.path.exists(self.path) and os.path.getsize(self.path):
-            schema.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
-        self._writer_lock = schema.lock_for_writing(self.path)
+            database.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
+        self._writer_lock = database.lock_for_writing(self.path)
         try:
-            return schema.connect_writer(self.path)
+            return database.connect_writer(self.path)
         except BaseException:
             self._writer_lock.release()
             raise
@@ -84,7 +84,7 @@ class SampleBuffer:
             return []
         with self._writing(f"adding {len(batch)} samples") as db:
             first = totals.load(db).next_id
-            # A step at a time, since a rewind may cut between any two.
+            # Step by step, since a rewind may cut between any two.
             for step, of_step in itertools.groupby(batch, key=lambda sample: int(sample.step)):
                 self._add_step(db, step, list(of_step))
         return list(range(first, first + len(batch)))
@@ -104,7 +104,7 @@ class SampleBuffer:
                     raise ValueError(f"it already has id {sample.id}, add only new samples and not replayed ones")
                 if sample.query_id not in keys:
                     keys[sample.query_id] = _query_key(db, sample.query_id)
-                checksums.append((sample_id, stored.insert(db, sample, sample_id, keys[sample.query_id])))
+                checksums.append((sample_id, codec.insert(db, sample, sample_id, keys[sample.query_id])))
             except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
                 raise SampleBufferError(
                     f"{self.path}: a sample of query {sample.query_id!r} at step {step} cannot be stored: {error}; "
@@ -186,14 +186,14 @@ class SampleBuffer:
             f"SELECT {column} AS newest FROM samples INDEXED BY alive_by_query WHERE {' AND '.join(where)} {group} "
             f"ORDER BY newest DESC LIMIT {-1 if limit is None else int(limit)}"
         )
-        found: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
+        histories: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
         with self._reading("reading histories") as db:
-            for query_id, key in self._known(db, found):
-                for row in stored.read_newest(db, self.path, select, (key, *values)):
+            for query_id, key in self._known(db, histories):
+                for row in codec.read_newest(db, self.path, select, (key, *values)):
                     if row.sample.query_id != query_id or row.evicted_at is not None:
                         raise damaged(self.path, f"the index of query {query_id!r} leads to sample {row.sample.id}")
-                    found[query_id].append(row.sample)
-        return found
+                    histories[query_id].append(row.sample)
+        return histories
 
     def attempts(
         self,
@@ -226,15 +226,15 @@ class SampleBuffer:
         since_step: int = 0,
         newest: int | None = None,
     ) -> dict[str, float]:
-        """Mean past outcome of each query, of those `attempts` counts; a query never tried does not appear."""
+        """Mean outcome of the attempts that `attempts` counts, by query; a query never tried does not appear."""
         tried = self.attempts(query_ids, context=context, since_step=since_step, newest=newest)
         return {query_id: entry.solved / entry.tried for query_id, entry in tried.items()}
 
     def find(self, ids: Iterable[int]) -> dict[int, Sample]:
         """The samples with these ids, evicted or not; those that are gone for good are absent."""
         with self._reading("reading samples") as db:
-            found = ((number, stored.read(db, self.path, int(number))) for number in ids)
-            return {number: row.sample for number, row in found if row is not None}
+            rows = ((number, codec.read(db, self.path, int(number))) for number in ids)
+            return {number: row.sample for number, row in rows if row is not None}
 
     def ledger(self, query_id: str) -> list[LedgerEntry]:
         """Every verified attempt at a query in order of steps, evicted ones included."""
@@ -267,7 +267,7 @@ class SampleBuffer:
             return answers.stats(db, self._bytes_on_disk())
 
     def _bytes_on_disk(self) -> int:
-        if self.path == schema.MEMORY:
+        if self.path == database.MEMORY:
             return 0
         log = self.path + "-wal"
         return os.path.getsize(self.path) + (os.path.getsize(log) if os.path.exists(log) else 0)
@@ -292,12 +292,12 @@ class SampleBuffer:
             self._open_db().backup(copied)
 
     def export(self, target: str | os.PathLike[str]) -> int:
-        """Write all of the buffer to a `.jsonl`, `.jsonl.gz` or `.parquet` file; how many samples it holds."""
+        """Write the whole buffer to a `.jsonl`, `.jsonl.gz` or `.parquet` file; returns how many samples it holds."""
         with self._reading(f"exporting to {os.fspath(target)}") as db:
             return exchange.export(db, self.path, os.fspath(target))
 
     def import_(self, source: str | os.PathLike[str]) -> int:
-        """Fill this still empty buffer with an exported one, ids and all; how many samples it now holds."""
+        """Fill this empty buffer with an exported one, ids and all; returns how many samples it now holds."""
         with self._writing(f"importing {os.fspath(source)}") as db:
             if totals.load(db) != totals.Totals():
                 raise SampleBufferError(
@@ -311,7 +311,7 @@ class SampleBuffer:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[sqlite3.Connection]:
         """One consistent snapshot for all that is read inside."""
-        with self._turn, explained(self.path, doing), schema.transaction(self._open_db(), "BEGIN") as db:
+        with self._turn, explained(self.path, doing), database.transaction(self._open_db(), "BEGIN") as db:
             yield db
 
     @contextmanager
@@ -321,13 +321,13 @@ class SampleBuffer:
             raise SampleBufferError(f"{self.path}: opened read-only; open it with SampleBuffer(path) to write")
         with self._turn, explained(self.path, doing):
             self._refuse_if_moved()
-            with schema.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
+            with database.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
                 yield db
-            self._files = schema.files_of(self.path)
+            self._files = database.files_of(self.path)
 
     def _refuse_if_moved(self) -> None:
         """Writing into a file that was removed or replaced would succeed, and be lost when we let go of it."""
-        now = schema.files_of(self.path)
+        now = database.files_of(self.path)
         for name, file in self._files.items():
             if now.get(name) != file:
                 raise SampleBufferError(
