@@ -138,7 +138,7 @@ def test_what_cannot_go_together_is_refused_with_the_fix(tmp_path: Path, overrid
         checked(verl_config(tmp_path, override))
 
 
-@pytest.mark.parametrize("preset", ["grpo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
+@pytest.mark.parametrize("preset", ["grpo", "r3", "r3-paper", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
 def test_presets(tmp_path: Path, preset: str) -> None:
     settings = checked(verl_config(tmp_path, f"+r3_method.name={preset}"))
     on = {"replay": settings.replay.enabled, "reflection": settings.reflection.enabled}

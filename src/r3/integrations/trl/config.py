@@ -56,7 +56,9 @@ class R3Config(GRPOConfig):
     # As in TRL, so that the command line takes JSON for it.
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "r3_overrides"]  # noqa: RUF012
 
-    r3_method: str = field(default="r3", metadata={"help": "Preset: r3, r3-no-replay, …; grpo is TRL's own trainer."})
+    r3_method: str = field(
+        default="r3", metadata={"help": "Preset: r3, r3-paper, r3-no-replay, …; grpo is TRL's own trainer."}
+    )
     r3_overrides: dict[str, Any] | str | None = field(
         default=None,
         metadata={"help": "Method settings over the preset, nested or dotted: {'replay.k': 4, 'ranking': 'off'}."},
