@@ -56,6 +56,12 @@ class Query:
     """What stands behind the question in the prompt, so that a reflection prompt can ask for it again."""
     chat_options: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     """What the chat template gets besides the turns, e.g. {'enable_thinking': False}."""
+    demonstration: str = ""
+    """A right answer in full, as a model would write it; empty where the task has none."""
+    hints: tuple[str, ...] = ()
+    """From the vaguest to the plainest, each of them whole by itself."""
+    feedback: str = ""
+    """What a critic says of wrong answers to it, where that is known beforehand."""
 
     def __post_init__(self) -> None:
         if not self.id:
