@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from r3.buffer.settings import BufferSettings
-from r3.config_text import describe, explain
+from r3.config_text import describe, explain, load_yaml
 from r3.errors import ConfigError
 from r3.evaluate.settings import EvaluateSettings
 from r3.method.presets import reset, reset_objective
@@ -28,7 +28,6 @@ from r3.settings import Settings
 from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
-from r3.yaml_text import load_yaml
 
 Tree = TypeVar("Tree", bound=BaseModel)
 

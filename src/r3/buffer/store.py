@@ -11,8 +11,8 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import answers, codec, damage, database, exchange, totals
-from r3.buffer.answers import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
+from r3.buffer import codec, counts, damage, database, exchange, totals
+from r3.buffer.counts import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.database import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.locks import FileLock
@@ -210,13 +210,13 @@ class SampleBuffer:
         reflection = None if context is None else _reflection(context)
         with self._reading("reading attempts") as db:
             known = self._known(db, dict.fromkeys(_several(query_ids)))
-            every = {query_id: answers.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
+            every = {query_id: counts.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
         return {query_id: attempts for query_id, attempts in every.items() if attempts is not None}
 
     def reflected(self, newest: int) -> Reflected:
         """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
         with self._reading("reading attempts") as db:
-            return answers.reflected(db, newest)
+            return counts.reflected(db, newest)
 
     def success_rate(
         self,
@@ -239,17 +239,17 @@ class SampleBuffer:
     def ledger(self, query_id: str) -> list[LedgerEntry]:
         """Every verified attempt at a query in order of steps, evicted ones included."""
         with self._reading("reading the ledger") as db:
-            return answers.ledger(db, query_id)
+            return counts.ledger(db, query_id)
 
     def overview(self, hardest: int = 20) -> Overview:
         """The buffer over time and by age, and its least solved queries. Reads every living sample's row, no arrays."""
         with self._reading("reading an overview") as db:
-            return answers.overview(db, hardest)
+            return counts.overview(db, hardest)
 
     def contents(self, until: int | None = None) -> Contents:
         """What was stored so far, or up to the end of step `until`, in figures that a checkpoint can keep."""
         with self._reading("reading its totals") as db:
-            return answers.contents(db, until)
+            return counts.contents(db, until)
 
     def settled(self) -> int:
         """The step that no rewind may pass; -1 before the first `settle`."""
@@ -259,12 +259,12 @@ class SampleBuffer:
     def missing_rows(self, until: int) -> int:
         """How many samples the totals of step `until` count that the table does not hold."""
         with self._reading("counting its samples") as db:
-            return answers.missing_rows(db, until)
+            return counts.missing_rows(db, until)
 
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
         with self._reading("reading statistics") as db:
-            return answers.stats(db, self._bytes_on_disk())
+            return counts.stats(db, self._bytes_on_disk())
 
     def _bytes_on_disk(self) -> int:
         if self.path == database.MEMORY:
