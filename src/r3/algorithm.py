@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
-from r3.method.mixed import StepResult
+from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
     Tokenizer,
     WhyNot,
@@ -219,6 +219,12 @@ class Algorithm:
             )
             self._was_paused = paused
         return paused
+
+    def missing(self, groups: Sequence[Group], queries: int) -> int:
+        """How many of a batch's `queries` groups have no variance, for which resampling wants other queries (DAPO)."""
+        if not self.settings.resample.enabled:
+            return 0
+        return max(0, queries - sum(map(is_mixed, groups)))
 
     # ---------------------------------------------------------------- learn
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
-from r3.method.mixed import StepResult, is_mixed
+from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
@@ -67,13 +67,9 @@ class Trainer:
 
     def resample(self, groups: Sequence[Group]) -> list[Group]:
         """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""
-        settings = self.config.method.resample
         more: list[Group] = []
-        if not settings.enabled:
-            return more
-        for rounds in range(1, settings.max_rounds + 1):
-            missing = self.config.train.queries_per_step - sum(is_mixed(group) for group in [*groups, *more])
-            batch = self.stream.take(max(0, missing))
+        for rounds in range(1, self.config.method.resample.max_rounds + 1):
+            batch = self.stream.take(self.algorithm.missing([*groups, *more], self.config.train.queries_per_step))
             if not batch:
                 break
             more += self.sample(self.algorithm.plain_prompts(batch), rounds)
