@@ -29,7 +29,7 @@ ALLOWED = {
     "answers": {"samples", "rollout", "verify"},
     "run": {"errors", "settings", "samples", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
-    "view": {"errors", "method", "run", "buffer"},
+    "view": {"config", "yaml_text", "errors", "method", "run", "buffer"},
     "evaluate": {"errors", "settings", "samples", "rollout", "answers", "tasks", "run", "verify"},
     "models": {"config", "errors", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
