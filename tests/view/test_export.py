@@ -22,7 +22,7 @@ def test_an_export_opens_from_disk_and_asks_nobody(finished: Path, tmp_path: Pat
     page.on("request", lambda request: asked.append(request.url))
     url = target.as_uri()
     visit(page, url)
-    assert page.locator(".chart canvas").count() == 17
+    assert page.locator(".grid").first.locator("canvas").count() == 17
     assert "exported report" in page.locator(".status").inner_text()
     for address in ("steps/6", "group/6/0/1", "queries", "buffer"):
         visit(page, url, f"#/0/{address}")

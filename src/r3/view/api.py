@@ -36,6 +36,8 @@ CHARTED = (
     "replay/",
     "reflection/",
     "ranking/",
+    "lift/",
+    "yield/",
     "groups",
     "epoch",
     "verify/",
