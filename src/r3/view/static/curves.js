@@ -107,12 +107,18 @@ const SHARE_OF_RIGHT = [
 // A step has few pairs of answers whose order could be wrong: their sums over so many steps say more.
 const PAIRS_OVER = 32;
 
+// How many hard queries of a step; a count of none is not written down.
+function asked(name) {
+  return (columns) =>
+    (columns[`reflection/${name}`] || []).map((count, i) => (columns["replay/samples"][i] === null ? null : (count ?? 0)));
+}
+
 // What each mechanism brings for what it costs; drawn where there is anything to draw.
 const YIELDS = [
   { title: "Lift of reflection", note: "share of right answers", format: percent, parts: SHARE_OF_RIGHT },
   {
     title: "Right answers per 1,000 tokens",
-    note: "on the queries reflected on",
+    note: "same queries",
     parts: [
       ["lift/right_per_1k_tokens/reflection", "after a shown failure"],
       ["lift/right_per_1k_tokens/plain", "plain"],
@@ -122,13 +128,13 @@ const YIELDS = [
     title: "Reflection on hard queries",
     note: "asked, or why not",
     parts: [
-      ["reflection/built", "asked"],
-      ["reflection/paused", "paused: no lift"],
-      ["reflection/no_share", "over its share"],
-      ["reflection/given_up", "given up"],
-      ["reflection/no_failure", "no failure to show"],
-      ["reflection/too_long", "too long"],
-      ["reflection/no_room", "no room"],
+      [asked("built"), "asked"],
+      [asked("paused"), "paused: no lift"],
+      [asked("no_share"), "over its share"],
+      [asked("given_up"), "given up"],
+      [asked("no_failure"), "no failure to show"],
+      [asked("too_long"), "too long"],
+      [asked("no_room"), "no room"],
     ],
   },
   {
@@ -141,7 +147,7 @@ const YIELDS = [
   },
   {
     title: "AUC of the ranking",
-    note: `who finishes right, last ${PAIRS_OVER} steps; 0.5: chance`,
+    note: `over ${PAIRS_OVER} steps; 0.5: chance`,
     range: () => [0, 1],
     parts: [[rankingAuc, "SERR's order at half the limit"]],
   },
