@@ -1,7 +1,7 @@
 """What is compared: variants × seeds of one recipe, each cell an ordinary `r3 train` with the same token budget.
 
-A variant may differ from the others in the method and its buffer alone. Everything else (model, task, learning rate,
-lengths, evaluation) comes from the one recipe, or the comparison would not be of methods.
+A variant may differ from the others in the method and its buffer, and in a learning rate that was tuned for it.
+Everything else (model, task, lengths, evaluation) comes from the one recipe, or the comparison would not be of methods.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from r3.run.files import write_atomically
 FORMAT = 1
 OWN = ("method", "buffer")
 """Sections of the config in which variants may differ."""
+RATE = "train.learning_rate"
+"""The one setting outside of them that a variant may have of its own, tuned for it."""
 MACHINE = ("run.", "model.device", "rollout.engine", "rollout.max_rows")
 """Settings that say where and how fast a cell runs, not what it measures."""
 DERIVED = ("train.tokens", "evaluate.every_tokens")
@@ -36,6 +38,11 @@ class Variant:
 
     name: str
     overrides: tuple[str, ...]
+
+    @property
+    def method(self) -> Variant:
+        """The same without a learning rate of its own."""
+        return Variant(self.name, tuple(text for text in self.overrides if not text.startswith(f"{RATE}=")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The plan with all that its numbers depend on, for the raw files."""
         configs = {variant.name: self.config(variant).model_dump(mode="json") for variant in self.variants}
-        common = next(iter(configs.values()))
+        common = self.config(self.variants[0].method).model_dump(mode="json")
         return {
             "format": FORMAT,
             "recipe": self.recipe,
@@ -112,6 +119,7 @@ class Plan:
                 variant.name: {
                     "overrides": list(variant.overrides),
                     **{name: configs[variant.name][name] for name in OWN},
+                    **({RATE: configs[variant.name]["train"]["learning_rate"]} if variant.method != variant else {}),
                 }
                 for variant in self.variants
             },
@@ -169,16 +177,16 @@ def parse_variant(text: str) -> Variant:
     """
     name, equals, rest = text.partition("=")
     preset, *overrides = re.split(r",(?=[\w.]+=)", rest)
-    if not equals or not re.fullmatch(r"[\w.-]+", name) or "=" in preset:
+    if not equals or not re.fullmatch(r"[\w.+-]+", name) or "=" in preset:
         raise ConfigError(
             f"--variant is written name=preset,key=value,… (e.g. young=r3,method.replay.max_age=8), not {text!r}"
         )
     for override in overrides:
-        section = override.partition("=")[0].split(".")[0]
-        if section not in OWN:
+        key = override.partition("=")[0]
+        if key != RATE and key.split(".")[0] not in OWN:
             raise ConfigError(
-                f"--variant {name}: {override.partition('=')[0]} is not part of the method; variants may differ in "
-                f"{' and '.join(f'{own}.*' for own in OWN)} alone, all else is set once for every method"
+                f"--variant {name}: {key} is not part of the method; variants may differ in "
+                f"{', '.join(f'{own}.*' for own in OWN)} and {RATE} alone, all else is set once for every method"
             )
     return Variant(name, (*_preset(preset).overrides, *overrides))
 
@@ -196,6 +204,7 @@ def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
     for name, config in configs:
         settings = config.model_dump(include=set(OWN))
         settings["method"].pop("name")  # what a method is called is not what it does
+        settings[RATE] = config.train.learning_rate
         for other, before in seen:
             if before == settings:
                 raise ConfigError(
@@ -221,7 +230,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, An
     before, after = ({key: plan[key] for key in keys} for plan in (old, new))
     changed = differing(before, after)
     for name in old["variants"].keys() & new["variants"].keys():
-        was, now = ({own: plan["variants"][name][own] for own in OWN} for plan in (old, new))
+        was, now = ({own: plan["variants"][name].get(own) for own in (*OWN, RATE)} for plan in (old, new))
         changed += [f"{name}: {key}" for key in differing(was, now)]
     changed = [key for key in changed if not key.removeprefix("common.").startswith((*MACHINE, *DERIVED))]
     if changed:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from r3.compare.analysis import Comparison
 from r3.compare.figures import FORMATS, Figure, figures_of, write_figures
-from r3.compare.plan import seed_list
+from r3.compare.plan import RATE, seed_list
 from r3.compare.tables import Table, tables_of
 from r3.compare.targets import targets_of
 from r3.run.files import write_atomically
@@ -79,8 +79,9 @@ def _setting(c: Comparison) -> list[str]:
         f"{c.plan['tokens']:,} generated tokens per cell, {seed_list(c.plan['seeds'])}; "
         f"{train['queries_per_step']} queries × {rollout['group_size']} answers per step, "
         f"at most {rollout['max_tokens']} tokens each{_held_out_limit(common)}, learning rate "
-        f"{train['learning_rate']:g}. Equal for all methods; the tokens of reflection groups and of resampled groups "
-        f"count. torch {record.versions.get('torch')}, transformers {record.versions.get('transformers')}.",
+        f"{train['learning_rate']:g}{_own_rates(c)}. Equal for all methods; the tokens of reflection groups and of "
+        f"resampled groups count. torch {record.versions.get('torch')}, "
+        f"transformers {record.versions.get('transformers')}.",
     ]
     if c.exploratory:
         said.append(
@@ -94,6 +95,13 @@ def _setting(c: Comparison) -> list[str]:
         cells = ", ".join(f"{name} seed {seed}" for name, seed in c.missing)
         said.append(f"**Not finished:** {cells}. What follows is of the other cells.")
     return said
+
+
+def _own_rates(c: Comparison) -> str:
+    """The methods that have a learning rate of their own."""
+    rates = {name: c.plan["variants"][name].get(RATE) for name in c.names}
+    tuned = ", ".join(f"{c.label(name)} {rate:g}" for name, rate in rates.items() if rate is not None)
+    return f" (tuned for each: {tuned})" if tuned else ""
 
 
 def _held_out_limit(common: dict[str, dict[str, object]]) -> str:

@@ -51,6 +51,8 @@ class UpdateReport:
     entropy: float = 0.0
     tokens: int = 0
     microbatches: int = 0
+    extra_forwards: int = 0
+    """Sequences that went through a model once more, without a gradient, than training on them takes."""
     diagnostics: dict[str, float] = field(default_factory=dict)
     log_ratios: dict[int, FloatArray] = field(default_factory=dict)
     """Per token log π/π_behave when it was trained on, by the weighted sample's place."""
@@ -111,13 +113,14 @@ class Updater:
         """Whether the rollout's log-probs are the policy's own; if not, fresh samples are corrected like stale ones."""
         self.world = world or World()
         self.bad_in_a_row = 0
+        self._forwards = 0
 
     def update(self, weighted: Sequence[WeightedSample], *, version: int, seed: Sequence[int]) -> UpdateReport:
         """Make `updates_per_batch` optimiser updates; `version` is the number of updates made before.
 
         In a world of several processes each takes its share of the micro-batches; the report is whole at rank 0.
         """
-        report = UpdateReport()
+        report, self._forwards = UpdateReport(), 0
         if not weighted:
             return report
         parts = [self._own(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
@@ -137,7 +140,7 @@ class Updater:
                 if self.world.size > 1 and self.sharded is None:
                     self.world.sum_(self.optimiser.gradients())
                 self._step(version + number, float(loss), report)
-        report.microbatches = len(done.seen)
+        report.microbatches, report.extra_forwards = len(done.seen), self._forwards
         if (everyones := self.world.gather((done.packed(on_host=self.world.size > 1), report))) is not None:
             self._whole(weighted, everyones, report)
         return report
@@ -156,6 +159,7 @@ class Updater:
             raise RunError("processes disagree on the gradient they share: memory or a link is faulty; resume the run")
         report.losses = [sum(losses) for losses in zip(*(own.losses for own in reports), strict=True)]
         report.microbatches = sum(own.microbatches for own in reports)
+        report.extra_forwards = sum(own.extra_forwards for own in reports)
         merged = Diagnostics.merge([part for done in dones for part in done.seen])
         report.diagnostics = merged.summary()
         order = [i for done in dones for i in done.order]
@@ -261,6 +265,7 @@ class Updater:
 
     def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
+        self._forwards += len(which)
         for chosen in self._microbatches(weighted, which) if which else []:
             logprobs_T = policy.statistics(
                 [_sequence(weighted[i]) for i in chosen], temperature=self.temperature

@@ -35,6 +35,8 @@ class Trainer:
         self.version = 0
         """Optimiser updates made so far: the policy's version."""
         self._seconds: dict[str, float] = {}
+        self._measured = 0
+        """Answers whose entropies the engine did not give, in the last step."""
         self.notes = StepNotes()
         """On the last step, for its saved rollouts."""
 
@@ -78,6 +80,7 @@ class Trainer:
     def with_entropies(self, groups: Sequence[Group]) -> list[Group]:
         """The groups, with entropies where the ranking reward will look and the engine measured none."""
         missing = self.algorithm.needs_entropies(groups)
+        self._measured = len(missing)
         if not missing:
             return list(groups)
         sequences = [Trajectory(groups[g].prompt, groups[g].samples[member].tokens) for g, member in missing]
@@ -98,7 +101,11 @@ class Trainer:
         return StepNotes(log_ratios, attempts)
 
     def _metrics(self, asked: Asked, result: StepResult, report: UpdateReport) -> dict[str, Any]:
-        progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
+        progress = {
+            "epoch": self.stream.epoch_at(self.stream.position - 1),
+            "policy_version": self.version,
+            "forwards/extra": report.extra_forwards + self._measured,
+        }
         failed = dict(self.sampler.failed)
         self.sampler.failed.clear()
         ranking = ranking_metrics(result, self.config.rollout.max_tokens, self.config.method.ranking)
