@@ -98,6 +98,7 @@ def test_overrides_without_effect_are_refused(tmp_path: Path) -> None:
         ({"advantage.homogeneous": "zvp"}, "advantage.homogeneous"),
         ({"replay.when": "always"}, "replay.when='always'"),
         ({"reflection.budget": "shared"}, "TRL's groups have one size"),
+        ({"replay.ratio": "first_replayed"}, r"replay\.max_repeats"),
         ({"replay.mode": "replace"}, "are of r3 train alone"),
         ({"objective.correction": "recomputed"}, "objective.correction is TRL's to set"),
     ],

@@ -100,7 +100,14 @@ _PLAIN: Mapping[str, Any] = {"replay": _OFF, "reflection": _OFF, "ranking": _OFF
 _R3 = "arXiv 2601.19620"
 
 LETTER: Mapping[str, Mapping[str, Any]] = {
-    "replay": {"when": "homogeneous", "mode": "join", "baseline": "joint", "failures": True},
+    "replay": {
+        "when": "homogeneous",
+        "mode": "join",
+        "baseline": "joint",
+        "failures": True,
+        "max_repeats": None,
+        "ratio": "drawn",
+    },
     "reflection": {
         "train_as": "reflection",
         "window": None,

@@ -58,6 +58,7 @@ class Trainer:
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
                 report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
+            self.algorithm.first_replayed(result, report.start_logprobs)
             self.version += report.updates + report.skipped
             self.notes = self._notes(result, report)
         return result, self._metrics(asked, result, report)

@@ -110,6 +110,7 @@ def test_every_recipe_is_named_where_a_user_gets_the_name_wrong() -> None:
         ("+r3_method.name=rl-zvp", "are of r3 train alone"),
         ("+r3_method.replay.when=always", "are of r3 train alone"),
         ("+r3_method.reflection.budget=shared", "groups have one size"),
+        ("+r3_method.replay.ratio=first_replayed", r"replay\.max_repeats"),
         ("+r3_method.buffer.successes_from=runs/first", "is of r3 train alone"),
         ("+r3_method.name=gspo", "the surrogate is verl's to set"),
         ("+algorithm.filter_groups={enable: true, metric: acc}", "algorithm.filter_groups.enable=false"),

@@ -163,6 +163,11 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             "r3_overrides: replay.when='always' and replay.mode='replace' are of r3 train alone: leave them out",
         ),
         (
+            method.replay.enabled and method.replay.ratio == "first_replayed",
+            "r3_overrides: replay.ratio='first_replayed' keeps log-probs of the update, which is TRL's: leave it out, "
+            "and bound repetition with replay.max_repeats",
+        ),
+        (
             method.reflection.enabled and method.reflection.budget == "shared",
             "r3_overrides: reflection.budget='shared' splits a query's group, and TRL's groups have one size: leave it "
             "out, and bound reflection with reflection.max_share or r3_max_reflections",
