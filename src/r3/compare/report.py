@@ -11,7 +11,7 @@ from r3.compare.analysis import Comparison
 from r3.compare.figures import FORMATS, Figure, figures_of, write_figures
 from r3.compare.plan import RATE, seed_list
 from r3.compare.tables import Table, tables_of
-from r3.compare.targets import targets_of
+from r3.compare.verdicts import claims_table, judged_claims
 from r3.run.files import write_atomically
 
 STYLE = """
@@ -32,23 +32,33 @@ def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     page, text, summary = out / "report.html", out / "report.md", out / "summary.json"
     write_atomically(text, markdown(comparison, figures).encode())
     write_atomically(page, _page(comparison, figures, out / "figures").encode())
-    write_atomically(summary, (json.dumps(comparison.as_dict(), indent=1) + "\n").encode())
+    numbers = {**comparison.as_dict(), "claims": judged_claims(comparison)}
+    write_atomically(summary, (json.dumps(numbers, indent=1) + "\n").encode())
     return [page, text, summary, *drawn]
 
 
 def every_table(comparison: Comparison) -> list[Table]:
-    """What was to be shown first, where that can be said; then the numbers."""
-    targets = targets_of(comparison)
-    return [*([] if targets is None else [targets]), *tables_of(comparison)]
+    """What was claimed first, if anything was; then the numbers."""
+    claims = claims_table(comparison)
+    return [*([] if claims is None else [claims]), *tables_of(comparison)]
 
 
 def markdown(
-    comparison: Comparison, figures: Sequence[Figure], *, folder: str = "figures", level: int = 1, title: str = ""
+    comparison: Comparison,
+    figures: Sequence[Figure],
+    *,
+    folder: str = "figures",
+    level: int = 1,
+    title: str = "",
+    first: Sequence[Table] = (),
 ) -> str:
-    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie."""
+    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie.
+
+    `first` are tables that come before all others.
+    """
     mark = "#" * level
     parts = [title or f"{mark} Comparison: {', '.join(comparison.names)}", *_setting(comparison)]
-    for table in every_table(comparison):
+    for table in [*first, *every_table(comparison)]:
         parts += [f"{mark}# {table.title}", markdown_table(table), table.note]
     parts += [f"{mark}# Curves"] if figures else []
     parts += [f"![{figure.title}]({folder}/{figure.name}.svg)" for figure in figures]

@@ -18,6 +18,8 @@ Split = Literal["train", "warm"]
 
 RESERVED = ("length", "overlong", "ranking")
 """Names of what the method itself may add to a reward."""
+GIVEN = "given"
+"""In place of a function's path: it was given to `r3.train` as an object, under the reward's name."""
 
 
 class RewardFunction(Settings):
