@@ -71,7 +71,7 @@ class Trainer:
         """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""
         settings = self.config.method.resample
         more: list[Group] = []
-        if not settings.enabled:
+        if not settings.enabled or settings.fill == "copy":
             return more
         for rounds in range(1, settings.max_rounds + 1):
             missing = self.config.train.queries_per_step - sum(is_mixed(group) for group in [*groups, *more])
