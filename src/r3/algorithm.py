@@ -224,7 +224,8 @@ class Algorithm:
 
     def missing(self, groups: Sequence[Group], queries: int) -> int:
         """How many of a batch's `queries` groups have no variance, for which resampling wants other queries (DAPO)."""
-        if not self.settings.resample.enabled:
+        resample = self.settings.resample
+        if not resample.enabled or resample.fill == "copy":
             return 0
         return max(0, queries - sum(map(is_mixed, groups)))
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 MethodName = Literal[
     "grpo",
     "dapo",
+    "polaris",
     "dr_grpo",
     "gspo",
     "cispo",
@@ -149,6 +150,20 @@ METHODS: Mapping[MethodName, Preset] = {
             "mini-batch's. Published with 16 updates per batch: train.updates_per_batch is the recipe's"
         ),
         overlong=True,
+    ),
+    "polaris": Preset(
+        "groups without variance are replaced by copies of the batch's others; no update if too few are left",
+        "ChenxinAn-fdu/POLARIS, verl ray_trainer.py (dyn_sampling_polaris)",
+        {
+            **_PLAIN,
+            "objective": {"name": "dapo", "dual_clip": 3.0},
+            "resample": {"enabled": True, "fill": "copy", "min_share": 1 / 3},
+        },
+        departures=(
+            "copies are weights, drawn with putting back; the token mean is the batch's, not each mini-batch's. Its "
+            "other parts are settings of the run: task.max_pass_rate=0.9 with task.pass_rates_from between stages, "
+            "rollout.temperature 1.4 and rising by stage"
+        ),
     ),
     "dr_grpo": Preset(
         "advantages not divided by the standard deviation, sums of tokens divided by the length limit",

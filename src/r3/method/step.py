@@ -39,6 +39,7 @@ from typing import get_args
 import numpy as np
 
 from r3.method.advantage import group_advantages, over_batch
+from r3.method.filling import times_counted
 from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
 from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
 from r3.method.ranking import annealed, structural_entropy_rewards
@@ -87,8 +88,10 @@ def step(
     mixed = tuple(_by_itself(m, settings.advantage) for m in mixed)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
         mixed = tuple(_with_advantages(m, [0.0] * len(m.compared)) for m in mixed)
-    weighted = tuple(_weighted(mixed, settings, joined))
-    return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version))
+    times = times_counted(mixed, settings.resample, np.random.default_rng([seed, policy_version, len(mixed)]))
+    weighted = tuple(_weighted(mixed, times, settings, joined))
+    copies = {"resample/copies": sum(max(0, count - 1) for count in times)}
+    return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version) | copies)
 
 
 def _mix(
@@ -242,19 +245,23 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[tuple[S
 
 
 def _weighted(
-    groups: Sequence[MixedGroup], settings: MethodSettings, joins: Mapping[str, Mapping[bytes, Joins]]
+    groups: Sequence[MixedGroup],
+    times: Sequence[int],
+    settings: MethodSettings,
+    joins: Mapping[str, Mapping[bytes, Joins]],
 ) -> Iterator[WeightedSample]:
-    in_loss = {g: members for g, mixed in enumerate(groups) if (members := _in_loss(mixed, settings))}
+    in_loss = {g: members for g, mixed in enumerate(groups) if times[g] and (members := _in_loss(mixed, settings))}
     plain = [g for g in in_loss if groups[g].group.context.kind == "plain"]
     # The loss is a mean over all groups, or one per query, the plain one.
     base = plain if plain and settings.objective.mean_over == "queries" else list(in_loss)
-    tokens = sum(len(groups[g].members[i].sample) for g in base for i in in_loss[g])
+    counted = sum(times[g] for g in base)
+    tokens = sum(times[g] * len(groups[g].members[i].sample) for g in base for i in in_loss[g])
     for g, members in in_loss.items():
         for i in members:
             member = groups[g].members[i]
             if not member.teaches:
                 continue
-            weight = token_weight(len(member.sample), len(base), len(members), tokens, settings.objective)
+            weight = token_weight(len(member.sample), counted, len(members), tokens, settings.objective) * times[g]
             prompts = training_prompts(groups[g].group, member, settings)
             for prompt, moved in prompts:
                 yield WeightedSample(
@@ -282,9 +289,7 @@ def _first_logprobs(
 
 
 def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:
-    """The members that the loss and its denominators count."""
-    if settings.resample.enabled and not mixed.kept:
-        return []
+    """The members of a group that the loss and its denominators count."""
     return [
         i for i, m in enumerate(mixed.members) if not (m.left_out or (settings.mask_truncated and m.sample.truncated))
     ]
