@@ -118,12 +118,16 @@ LETTER: Mapping[str, Mapping[str, Any]] = {
         "max_share": 1.0,
         "min_lift": 0.0,
     },
-    "ranking": {"scope": "truncated"},
+    "ranking": {"scope": "truncated", "centred": False, "standardised": True, "alone": True},
 }
 """The paper's way, of every switch that R³ and its ablations govern."""
 
-BY_EVIDENCE: Mapping[str, Mapping[str, Any]] = {"replay": {}, "reflection": {}, "ranking": {}}
-"""What `r3` and its ablations have instead, where experiments speak for it; keys of `LETTER`. So far nothing."""
+BY_EVIDENCE: Mapping[str, Mapping[str, Any]] = {
+    "replay": {},
+    "reflection": {"window": 16, "at_once": True, "budget": "shared", "min_lift": 2.0},
+    "ranking": {"centred": True, "standardised": False, "alone": False},
+}
+"""What `r3` and its ablations have instead, since experiments speak for it (docs/results.md); keys of `LETTER`."""
 
 
 def _r3(without: str | None = None) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from r3.config import validate_as
 from r3.errors import ConfigError
+from r3.integrations.common.groups import of_one_size
 from r3.method.settings import MethodSettings
 
 # How each of TRL's losses weighs a token, in the words of r3's objective. `luspo` sums over a row: a constant of 1.
@@ -120,6 +121,7 @@ class R3Config(GRPOConfig):
             overrides["objective"] = {**_section(overrides, "objective"), **normalised}
         try:
             settings = validate_as(MethodSettings, {"name": self.r3_method, **overrides}, under="r3_overrides")
+            settings = of_one_size(settings, overrides)
         except ConfigError as error:
             raise ConfigError(str(error).replace("r3_overrides.name:", "r3_method:")) from error
         if not self.mask_truncated_completions:

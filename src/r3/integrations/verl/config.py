@@ -14,6 +14,7 @@ from pydantic import Field
 from r3.buffer.settings import BufferSettings
 from r3.config import validate_as
 from r3.errors import ConfigError
+from r3.integrations.common.groups import of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 
@@ -81,7 +82,7 @@ def settings_of(config: DictConfig) -> VerlSettings:
     weighed: dict[str, Any] = {"normalise": normalise, "ratio": "sequence" if by_sequence else "token"}
     if normalise == "constant":
         weighed["constant_length"] = constant
-    return validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY)
+    return of_one_size(validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY), given)
 
 
 def checked(config: DictConfig) -> VerlSettings:
