@@ -180,7 +180,7 @@ def test_a_shared_budget_halves_the_groups_of_hard_queries_alone(
     buffer.add(answers("q1", [True] * 4))
     asked = reflecting(buffer, queries=2, budget="shared")
     assert [prompt.answers(size) for prompt in asked.prompts] == [plain, size, reflection]
-    extra = reflecting(buffer, queries=2)
+    extra = reflecting(buffer, queries=2, budget="extra")
     assert [prompt.answers(size) for prompt in extra.prompts] == [size] * 3
 
 
