@@ -71,6 +71,10 @@ class AdvantageSettings(Settings):
     """What an all-wrong group weighs with LENS, beside a mixed one."""
     right_weight: float = Field(0.1, ge=0)
     """λ of W-REINFORCE: what a right answer gets, where a wrong one gets −1; 0 learns from wrong answers alone."""
+    solve_all: Literal["scaled", "unscaled"] = "scaled"
+    """Groups that solved all: divided like the others, so that whatever tells right answers apart (their length) pulls
+    as hard as right and wrong do, and a past failure that joins gets −√(fresh/past); or left at the rewards' own size
+    (then α does not act in them)."""
     cap: float | None = Field(None, gt=0)
     """Largest absolute advantage. A lone success among n gets √(n−1): a cap keeps one stale sequence from ruling."""
 
