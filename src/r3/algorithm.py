@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
+from r3.method.gate import RankingGate
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
     Tokenizer,
@@ -121,6 +122,7 @@ class Algorithm:
         self.seed = seed
         self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
         self._was_paused = False
+        self.gate = RankingGate(settings.ranking, buffer.late_pairs)
 
     # ---------------------------------------------------------------- ask
 
@@ -237,10 +239,13 @@ class Algorithm:
         `version` counts the optimiser updates behind the policy that answered. Every fresh sample of the result has
         the id under which the buffer now holds it.
         """
-        result = self._mixed(groups, self.settings, version)
+        result = self._mixed(groups, self._unranked() if self.gate.paused() else self.settings, version)
+        result = replace(result, counts={**result.counts, **self.gate.counts()})
         stored = result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
-        if self._follows_replays:
+        if self._follows_replays and groups:
             self.buffer.note_joined(_step_of(result), [sample for mixed in result.groups for sample in mixed.replayed])
+        if pairs := self.gate.pairs(groups):
+            self.buffer.note_late_pairs(_step_of(result), pairs)
         return stored
 
     def first_replayed(self, result: StepResult, logprobs: Mapping[int, FloatArray]) -> None:
@@ -248,7 +253,8 @@ class Algorithm:
         if self.settings.replay.ratio == "drawn":
             return
         replayed = [i for i, w in enumerate(result.weighted) if w.origin == "replayed" and w.recomputed]
-        self.buffer.keep_logprobs(_step_of(result), [(result.weighted[i].sample, logprobs[i]) for i in replayed])
+        if replayed:
+            self.buffer.keep_logprobs(_step_of(result), [(result.weighted[i].sample, logprobs[i]) for i in replayed])
 
     @property
     def _follows_replays(self) -> bool:
@@ -262,17 +268,20 @@ class Algorithm:
         Members are those of `learn`; ranking rewards, and the advantages that hang on them, are still missing. Nothing
         is stored.
         """
-        unranked = self.settings.ranking.model_copy(update={"enabled": False})
-        return self._mixed(groups, self.settings.model_copy(update={"ranking": unranked}), version)
+        return self._mixed(groups, self._unranked(), version)
+
+    def _unranked(self) -> MethodSettings:
+        ranking = self.settings.ranking.model_copy(update={"enabled": False})
+        return self.settings.model_copy(update={"ranking": ranking})
 
     def needs_entropies(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
         """The samples, by group and member, whose entropies ranking or RL-ZVP will look at and which have none yet."""
-        return [
-            (number, member)
-            for number, group in enumerate(groups)
-            for member in members_with_entropies(group, self.settings)
-            if group.samples[member].entropies is None
-        ]
+        settings = self._unranked() if self.gate.paused() else self.settings
+        needed = []
+        for number, group in enumerate(groups):
+            members = {*members_with_entropies(group, settings), *self.gate.members(group)}
+            needed += [(number, i) for i in sorted(members) if group.samples[i].entropies is None]
+        return needed
 
     def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
         joins = self.buffer.joins({group.query.id for group in groups}) if self._follows_replays else {}

@@ -118,7 +118,7 @@ LETTER: Mapping[str, Mapping[str, Any]] = {
         "max_share": 1.0,
         "min_lift": 0.0,
     },
-    "ranking": {"scope": "truncated", "centred": False, "standardised": True, "alone": True},
+    "ranking": {"scope": "truncated", "centred": False, "standardised": True, "alone": True, "gate": False},
 }
 """The paper's way, of every switch that R³ and its ablations govern."""
 

@@ -71,6 +71,10 @@ class AdvantageSettings(Settings):
     """What an all-wrong group weighs with LENS, beside a mixed one."""
     right_weight: float = Field(0.1, ge=0)
     """λ of W-REINFORCE: what a right answer gets, where a wrong one gets −1; 0 learns from wrong answers alone."""
+    solve_all: Literal["scaled", "unscaled"] = "scaled"
+    """Groups that solved all: divided like the others, so that whatever tells right answers apart (their length) pulls
+    as hard as right and wrong do, and a past failure that joins gets −√(fresh/past); or left at the rewards' own size
+    (then α does not act in them)."""
     cap: float | None = Field(None, gt=0)
     """Largest absolute advantage. A lone success among n gets √(n−1): a cap keeps one stale sequence from ruling."""
 
@@ -212,6 +216,15 @@ class RankingSettings(Switchable):
     such a batch moves the weights as far as one with right answers; false makes no update of it."""
     anneal_updates: int | None = Field(None, ge=1)
     """R_max falls in a line to 0 over so many optimiser updates: exploration is paid for early on; None: it stays."""
+    gate: bool = False
+    """Pay only while the order of cut answers is seen to tell which of them would have finished right: answers that
+    went on are cut in hindsight, at half the length limit. Before there are `auc_window` pairs nothing is paid."""
+    min_auc: float = Field(0.5, ge=0, lt=1)
+    """The gate opens where the AUC of the order, less twice its standard error, is above this; 0.5 is chance."""
+    auc_window: int = Field(256, ge=2)
+    """Over how many of the newest pairs of a right and a wrong answer the AUC is measured (whole steps)."""
+    limit: int | None = Field(None, ge=2)
+    """The length limit that the gate halves; None: rollout.max_tokens."""
 
 
 class ResampleSettings(Switchable):

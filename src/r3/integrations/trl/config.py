@@ -124,6 +124,9 @@ class R3Config(GRPOConfig):
             settings = of_one_size(settings, overrides)
         except ConfigError as error:
             raise ConfigError(str(error).replace("r3_overrides.name:", "r3_method:")) from error
+        if settings.ranking.limit is None:
+            ranking = settings.ranking.model_copy(update={"limit": self.max_completion_length})
+            settings = settings.model_copy(update={"ranking": ranking})
         if not self.mask_truncated_completions:
             return settings
         if settings.ranking.enabled:

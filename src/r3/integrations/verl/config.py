@@ -82,7 +82,11 @@ def settings_of(config: DictConfig) -> VerlSettings:
     weighed: dict[str, Any] = {"normalise": normalise, "ratio": "sequence" if by_sequence else "token"}
     if normalise == "constant":
         weighed["constant_length"] = constant
-    return of_one_size(validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY), given)
+    settings = of_one_size(validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY), given)
+    if settings.ranking.limit is not None:
+        return settings
+    ranking = settings.ranking.model_copy(update={"limit": config.data.max_response_length})
+    return settings.model_copy(update={"ranking": ranking})
 
 
 def checked(config: DictConfig) -> VerlSettings:
