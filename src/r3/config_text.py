@@ -19,7 +19,7 @@ from r3.errors import ConfigError
 
 
 def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
-    """One of pydantic's complaints in a line, with the setting that was probably meant."""
+    """One of pydantic's complaints as one line, with the setting that was probably meant."""
     where, sections = _located([str(part) for part in problem["loc"]], tree)
     key = ".".join(where) or "config"
     if problem["type"] == "extra_forbidden":
@@ -115,14 +115,14 @@ def _all_sections(tree: type[BaseModel]) -> Iterator[type[BaseModel]]:
 def _sections(field: FieldInfo) -> dict[str, type[BaseModel]]:
     """The kinds of section that a field may hold, by the tag that pydantic tells them apart by; most have one kind."""
     kinds = get_args(field.annotation) or (field.annotation,)
-    found = {}
+    sections = {}
     for kind in kinds:
         annotation = get_args(kind)[0] if get_args(kind) and not isinstance(kind, type) else kind
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             name = annotation.model_fields.get("name")
             tags = get_args(name.annotation) if name is not None else ()
-            found[str(tags[0]) if len(tags) == 1 else annotation.__name__] = annotation
-    return found
+            sections[str(tags[0]) if len(tags) == 1 else annotation.__name__] = annotation
+    return sections
 
 
 def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = None) -> str:
@@ -189,7 +189,7 @@ def load_yaml(text: str, where: str) -> Any:
 
 
 def _count(value: Any, left: int = 100_000) -> int:
-    """Walk through it as a reader would, aliases followed; ConfigError where it goes on and on."""
+    """Walk through the value as a reader would, following aliases; ConfigError where that never ends."""
     if left <= 0:
         raise ConfigError("its named parts add up to more than 100,000 values; write less")
     if isinstance(value, dict):

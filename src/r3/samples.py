@@ -8,7 +8,7 @@ models, files or the method. A `Sample` is one trajectory: what the policy wrote
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -252,9 +252,3 @@ def _readonly(values: Any, dtype: type[np.generic], name: str, query_id: str) ->
     array = np.ascontiguousarray(array, dtype=dtype).view()
     array.flags.writeable = False
     return array
-
-
-def mean_outcome(samples: Sequence[Sample]) -> float:
-    """Share of right answers among verified samples; NaN for none."""
-    verified = [sample.outcome for sample in samples if sample.outcome is not None]
-    return float(np.mean(verified)) if verified else float("nan")

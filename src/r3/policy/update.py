@@ -1,8 +1,8 @@
 """The update: weighted samples in, optimiser steps out. It is blind to the method.
 
 Samples are packed into micro-batches by a token budget. The rollout's own log-probs are the behaviour log-probs, so one
-update a batch needs one forward and one backward, nothing else. Only with several updates a batch are the log-probs of
-replayed samples and of those drawn under another prompt computed beforehand (the policy moves in between).
+update per batch needs one forward and one backward, nothing else. Only with several updates per batch are the log-probs
+of replayed samples and of those drawn under another prompt computed beforehand (the policy moves in between).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class UpdateReport:
     microbatches: int = 0
     diagnostics: dict[str, float] = field(default_factory=dict)
     log_ratios: dict[int, FloatArray] = field(default_factory=dict)
-    """Per token log π/π_behave when it was trained on, by the weighted sample's place."""
+    """Per token, log π/π_behave when it was trained on; by the weighted sample's index."""
 
 
 @dataclass(frozen=True, slots=True)
 class OldLogprobs:
-    """Per weighted sample, where computed: log-probs at the start of the step, and under the reference policy."""
+    """Log-probs at the start of the step and under the reference policy, by weighted sample, where computed."""
 
     proximal: dict[int, Tensor]
     reference: dict[int, Tensor]
@@ -120,7 +120,7 @@ class Updater:
         report = UpdateReport()
         if not weighted:
             return report
-        parts = [self._own(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
+        parts = [self._share(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
         old = self._old_logprobs(weighted, [i for part in parts for chosen in part for i in chosen], len(parts) > 1)
         done = _Done()
         with self._training():
@@ -143,7 +143,7 @@ class Updater:
         return report
 
     def optimiser_state(self) -> dict[str, Any]:
-        """Of the optimiser, whole: for a checkpoint."""
+        """The optimiser's whole state, for a checkpoint."""
         return self.optimiser.state()
 
     def _whole(
@@ -151,11 +151,11 @@ class Updater:
     ) -> None:
         """Complete the report with what every rank saw."""
         dones = [done for done, _ in everyones if done.seen]
-        reports = [own for _, own in everyones]
-        if any(own.grad_norms != report.grad_norms for own in reports):
+        reports = [rank_report for _, rank_report in everyones]
+        if any(other.grad_norms != report.grad_norms for other in reports):
             raise RunError("processes disagree on the gradient they share: memory or a link is faulty; resume the run")
-        report.losses = [sum(losses) for losses in zip(*(own.losses for own in reports), strict=True)]
-        report.microbatches = sum(own.microbatches for own in reports)
+        report.losses = [sum(losses) for losses in zip(*(other.losses for other in reports), strict=True)]
+        report.microbatches = sum(other.microbatches for other in reports)
         merged = Diagnostics.merge([part for done in dones for part in done.seen])
         report.diagnostics = merged.summary()
         order = [i for done in dones for i in done.order]
@@ -164,7 +164,7 @@ class Updater:
         report.entropy = float(torch.cat([part for done in dones for part in done.entropies]).mean())
         report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
 
-    def _own(self, batches: list[list[int]], weighted: Sequence[WeightedSample]) -> list[list[int]]:
+    def _share(self, batches: list[list[int]], weighted: Sequence[WeightedSample]) -> list[list[int]]:
         """This rank's micro-batches: dealt to whoever has the fewest tokens so far.
 
         Where the trained copy is sharded, empty ones make them as many as anybody has: all gather its layers together.
@@ -175,10 +175,10 @@ class Updater:
             rank = load.index(min(load))
             load[rank] += sum(len(weighted[i].prompt) + len(weighted[i].sample) for i in batch)
             dealt[rank].append(batch)
-        own = dealt[self.world.rank]
+        share = dealt[self.world.rank]
         if self.sharded is not None:
-            own = own + [[]] * (max(map(len, dealt)) - len(own))
-        return own
+            share = share + [[]] * (max(map(len, dealt)) - len(share))
+        return share
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -234,40 +234,42 @@ class Updater:
         report.grad_norms.append(norm)
 
     @torch.no_grad()
-    def _old_logprobs(self, weighted: Sequence[WeightedSample], own: Sequence[int], several: bool) -> OldLogprobs:
+    def _old_logprobs(self, weighted: Sequence[WeightedSample], share: Sequence[int], several: bool) -> OldLogprobs:
         proximal: dict[int, Tensor] = {}
         reference: dict[int, Tensor] = {}
         if several:
-            moved = [i for i in own if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context]
+            moved = [
+                i for i in share if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context
+            ]
             proximal = self._logprobs(self.policy, weighted, moved)
-            for i in own:
+            for i in share:
                 if i not in proximal:
                     proximal[i] = torch.from_numpy(weighted[i].sample.logprobs.copy()).to(self.policy.device)
         if self.objective.kl > 0:
             with self.policy.reference() as frozen:
-                reference = self._logprobs(frozen, weighted, own)
+                reference = self._logprobs(frozen, weighted, share)
         return OldLogprobs(proximal, reference)
 
     @torch.no_grad()
     def entropies(self, sequences: Sequence[Trajectory]) -> list[FloatArray]:
-        """Of each response, token by token, under the policy as it is now: for engines that give none."""
-        found: dict[int, FloatArray] = {}
+        """The entropies of each response, token by token, under the policy as it is now: for engines that give none."""
+        entropies: dict[int, FloatArray] = {}
         for chosen in pack([len(s) for s in sequences], self.settings.tokens_per_microbatch):
             batch = [sequences[i] for i in chosen]
             entropies_T = self.policy.statistics(batch, temperature=self.temperature).entropies_T.cpu()
             parts = entropies_T.split([len(s.response) for s in batch])
-            found.update(zip(chosen, (part.numpy() for part in parts), strict=True))
-        return [found[i] for i in range(len(sequences))]
+            entropies.update(zip(chosen, (part.numpy() for part in parts), strict=True))
+        return [entropies[i] for i in range(len(sequences))]
 
     def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
-        found: dict[int, Tensor] = {}
+        logprobs: dict[int, Tensor] = {}
         for chosen in self._microbatches(weighted, which) if which else []:
             logprobs_T = policy.statistics(
                 [_sequence(weighted[i]) for i in chosen], temperature=self.temperature
             ).logprobs_T
             lengths = [len(weighted[i].sample) for i in chosen]
-            found.update(zip(chosen, logprobs_T.split(lengths), strict=True))
-        return found
+            logprobs.update(zip(chosen, logprobs_T.split(lengths), strict=True))
+        return logprobs
 
 
 def token_batch(
@@ -296,5 +298,5 @@ def _sequence(weighted: WeightedSample) -> Trajectory:
     return Trajectory(weighted.prompt, weighted.sample.tokens)
 
 
-def _joined(found: dict[int, Tensor], chosen: Sequence[int]) -> Tensor | None:
-    return torch.cat([found[i] for i in chosen]) if found else None
+def _joined(by_sample: dict[int, Tensor], chosen: Sequence[int]) -> Tensor | None:
+    return torch.cat([by_sample[i] for i in chosen]) if by_sample else None

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from r3.policy.head import logits_of
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import IntArray
 
@@ -52,15 +53,17 @@ class CausalLM:
         return len(self._embedding)
 
     @property
+    def _positions(self) -> int | None:
+        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+    @property
     def last_position(self) -> int:
         """The last position the model has, as far as its config says."""
-        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        return (positions or 2**31) - 1
+        return (self._positions or 2**31) - 1
 
     def check(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Refuse what the model cannot answer, before anything is generated."""
-        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        vocabulary = self.vocabulary
+        positions, vocabulary = self._positions, self.vocabulary
         for number, request in enumerate(requests):
             length = len(request.prompt)
             if length == 0:
@@ -96,9 +99,7 @@ class CausalLM:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states, [tokens, vocab], as the model's own forward makes them."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        softcap = getattr(self.model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        return logits_of(self.model, hidden)
 
     def own_logprobs(self, tokens: IntArray) -> Tensor:
         """Log-probs of what follows these tokens, by the model's own forward and attention. [vocab]"""

@@ -148,8 +148,8 @@ class NativeEngine(SingleRun):
         finally:
             self._cache.free()
         drawn = self._decoder.collect(len(rows))
-        own = [self._policy.own_logprobs(tokens) for tokens in prompts]
-        expected = np.array([float(logs[int(token)]) for logs, token in zip(own, drawn.tokens[:, 0], strict=True)])
+        forward = [self._policy.own_logprobs(tokens) for tokens in prompts]
+        expected = np.array([float(logs[int(token)]) for logs, token in zip(forward, drawn.tokens[:, 0], strict=True)])
         gaps = np.abs(expected - drawn.logprobs[:, 0])
         exact = self._cache.shape.dtype == torch.float32
         gap, most = (float(gaps.max()), 1e-3) if exact else (float(np.median(gaps)), 0.3)

@@ -293,13 +293,13 @@ class Schedule:
             prompt = self.prompts[row.request]
             full, rest = divmod(row.cached, self.pool.size)
             missing = self.pool.pages_for(row.cached) if prompt.pages is None else 0
-            own = self._take(wanted - full + missing, spare)
+            fresh = self._take(wanted - full + missing, spare)
             if prompt.pages is None:
-                prompt.pages, own = own[:missing], own[missing:]
+                prompt.pages, fresh = fresh[:missing], fresh[missing:]
                 if missing:
                     turn.prefills.append(Prefill(row.written(), prompt.pages))
             self.pool.share(prompt.pages[:full])
-            pages = prompt.pages[:full] + own
+            pages = prompt.pages[:full] + fresh
             if rest:
                 turn.copies.append((prompt.pages[full], pages[full]))
             self._started(prompt)

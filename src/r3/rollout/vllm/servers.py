@@ -1,7 +1,7 @@
 """vLLM servers as a rollout engine: other processes, cards or machines generate, this one trains.
 
 Before the first rollout after an update every server fetches the policy's weights, LoRA adapters merged, straight from
-this process's memory (`publish`). Responses are dealt out one by one, to whichever server has room, and each says which
+this process's memory (`weights`). Responses are dealt out one by one, to whichever server has room, and each says which
 weights drew it: one that did not come from the weights of this rollout is not taken.
 
 A server that goes away leaves the run alone: what it had is asked of the others, or of itself when it is back, after it
