@@ -7,7 +7,7 @@ the page cache. `success_rate` and `stats` stay below 5 ms. The process grows by
 
     python benchmarks/buffer.py --samples 1000000 --out buffer.json
 
-Only calls to the buffer are timed; samples are cut from random pools. Disk space: some 8.5 bytes per token. `history` is
+Only calls to the buffer are timed; samples are cut from random pools. Disk: about 8.5 bytes per token. `history` is
 measured on random queries, then `again` on the same ones: the first includes reading the disk wherever the operating
 system has not kept the file (16 GB at 10⁶) in its page cache, the second is the buffer's own time; its CPU time is what
 a machine that is busy with other work still shows truly.
