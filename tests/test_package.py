@@ -28,7 +28,7 @@ ALLOWED = {
     "judging": {"samples", "rollout", "verify"},
     "run": {"errors", "settings", "samples", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
-    "view": {"errors", "method", "run", "buffer"},
+    "view": {"config", "config_text", "errors", "method", "run", "buffer"},
     "evaluate": {"errors", "settings", "samples", "rollout", "judging", "tasks", "run", "verify"},
     "models": {"config", "errors", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},

@@ -15,7 +15,6 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -27,7 +26,10 @@ from r3.compare.plan import seed_list
 from r3.compare.records import Record, condense, read_records
 from r3.compare.report import markdown, markdown_table
 from r3.compare.tables import Table, percent, times
+from r3.compare.targets import targets_of
 from r3.evaluate.passk import Estimate
+from tools import arena_page
+from tools.arena_page import canvas
 from tools.sentences import rewritten
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -53,7 +55,8 @@ FEW = 4
 
 def comparisons() -> list[tuple[str, Comparison]]:
     """By name, in the order of the page; one that the order does not name comes last."""
-    names = [path.stem for path in (RESULTS / "raw").glob("*.json") if path.stem != "pilots"]
+    names = [path.stem for path in (RESULTS / "raw").glob("*.json")]
+    names = [name for name in names if name != "pilots" and not name.startswith(arena_page.PREFIX)]
     names.sort(key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     return [(name, Comparison.read(RESULTS / "raw" / f"{name}.json")) for name in names]
 
@@ -72,6 +75,8 @@ def pages() -> dict[Path, str]:
     found = {_path(name): _page(name, comparison) for name, comparison in every}
     found[DOCS / "results.md"] = _with_table(DOCS / "results.md", _overview(every))
     found[DOCS / "pilots.md"] = _with_table(DOCS / "pilots.md", _pilots())
+    arena = RESULTS / "arena.md"
+    found[arena] = arena_page.page(arena.read_text(encoding="utf-8"), arena_page.beds())
     return {path: rewritten(text) for path, text in found.items()}
 
 
@@ -85,7 +90,9 @@ def _words(name: str) -> str:
 
 
 def _page(name: str, comparison: Comparison) -> str:
-    made = markdown(comparison, [], title=MARK.format(name=name))
+    targets = targets_of(comparison)
+    first = [] if targets is None else [targets]
+    made = markdown(comparison, [], title=MARK.format(name=name), first=first)
     return f"{_words(name)}\n\n{made}\nHeld-out accuracy over generated tokens: [curves](curves.svg).\n"
 
 
@@ -137,38 +144,24 @@ def _pilots() -> str:
 def draw_curves(path: Path) -> None:
     """Held-out pass@1 over generated tokens, a panel for each comparison."""
     every = comparisons()
-    with _canvas("curves", (12.0, 2.6 * -(-len(every) // COLUMNS))) as canvas:
-        panels = canvas.subplots(-(-len(every) // COLUMNS), COLUMNS, squeeze=False).flat
+    with canvas("curves", (12.0, 2.6 * -(-len(every) // COLUMNS))) as figure:
+        panels = figure.subplots(-(-len(every) // COLUMNS), COLUMNS, squeeze=False).flat
         for (name, c), axes in zip(every, panels, strict=False):
-            figure = figures_of(c)[0]
-            draw_bands(axes, figure)
+            draw_bands(axes, figures_of(c)[0])
             axes.set_title(fill(f"{title_of(name)}; {seed_list(c.plan['seeds'])}", 42), fontsize=8)
             axes.legend(frameon=False, fontsize=6)
         for axes in panels:  # what is left over
             axes.set_axis_off()
-        canvas.supxlabel("generated tokens (thousands)")
-        canvas.supylabel("held-out pass@1 (%)")
-        canvas.savefig(path, metadata={"Date": None})
-
-
-@contextmanager
-def _canvas(name: str, size: tuple[float, float]) -> Iterator[Any]:
-    """A figure that is the same bytes for the same numbers."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.hashsalt": f"r3-{name}", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
+        figure.supxlabel("generated tokens (thousands)")
+        figure.supylabel("held-out pass@1 (%)")
+        figure.savefig(path, metadata={"Date": None})
 
 
 def draw_overview(path: Path) -> None:
     """R³'s share of the other methods' tokens as bars of intervals, one row for each comparison."""
     every = [(name, c) for name, c in comparisons() if _ratio(c, "grpo") is not None]
-    with _canvas("overview", (9.0, 0.34 * len(every) + 1.2)) as canvas:
-        axes = canvas.add_subplot()
+    with canvas("overview", (9.0, 0.34 * len(every) + 1.2)) as figure:
+        axes = figure.add_subplot()
         for colour, shift, other in (("#1f77b4", -0.13, "grpo"), ("#ff7f0e", 0.13, "dapo")):
             label = "GRPO's tokens" if other == "grpo" else "DAPO's (all but the first row: truncated answers masked)"
             axes.plot([], [], "o", color=colour, label=f"share of {label}")
@@ -187,8 +180,8 @@ def draw_overview(path: Path) -> None:
         axes.set_xlim(0, SHOWN)
         axes.set_xlabel("R³'s tokens to the other's final pass@1, as a share of its own (arrow: beyond)")
         axes.grid(axis="x", alpha=0.3)
-        canvas.legend(loc="outside upper center", frameon=False, fontsize=8, ncols=3)
-        canvas.savefig(path, metadata={"Date": None})
+        figure.legend(loc="outside upper center", frameon=False, fontsize=8, ncols=3)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def _bars(
@@ -224,6 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     draw_overview(RESULTS / "token-ratios.svg")
     draw_curves(RESULTS / "curves.svg")
+    if arena := arena_page.beds():
+        arena_page.draw(RESULTS / arena_page.FIGURE, arena)
     made = pages()
     for path, text in made.items():
         path.write_text(text, encoding="utf-8")

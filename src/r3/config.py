@@ -265,13 +265,18 @@ def _number(text: str) -> str | float:
 
 def changes(config: Config) -> str:
     """`describe`, but only what differs from the defaults and from the presets that are named."""
+    return describe(config, beside=defaults_of(config))
+
+
+def defaults_of(config: Config) -> Config:
+    """The defaults, with what the presets set that the config names."""
     method = config.method
     preset = MethodSettings(name=method.name)
     objective = preset.objective
     if method.objective.name != objective.name:  # another is named: only its name and what differs from it
         objective = ObjectiveSettings(name=method.objective.name).model_copy(update={"name": objective.name})
     beside = preset.model_copy(update={"name": MethodSettings().name, "objective": objective})
-    return describe(config, beside=Config().model_copy(update={"method": beside}))
+    return Config().model_copy(update={"method": beside})
 
 
 def dump(config: Config, folder: Path | None = None) -> str:

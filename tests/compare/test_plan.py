@@ -36,6 +36,20 @@ def test_all_cells_of_a_plan_differ_in_the_method_and_the_seed_alone() -> None:
     assert [seed for _, seed in made.cells] == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_variant_may_have_a_learning_rate_that_was_tuned_for_it(tmp_path: Path) -> None:
+    made = plan(methods=["grpo"], variants=["reinforce++=reinforce++,train.learning_rate=3e-4", "r3=r3"])
+    rates = {variant.name: made.config(variant).train.learning_rate for variant in made.variants}
+    assert rates == {"grpo": 1e-3, "reinforce++": 3e-4, "r3": 1e-3}
+    saved = save_plan(made, tmp_path)
+    assert saved["common"]["train"]["learning_rate"] == 1e-3
+    assert {name: variant.get("train.learning_rate") for name, variant in saved["variants"].items()} == {
+        "grpo": None, "reinforce++": 3e-4, "r3": None,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"reinforce\+\+: train.learning_rate 0.0003 → 0.01"):
+        save_plan(plan(methods=[], variants=["reinforce++=reinforce++,train.learning_rate=1e-2"]), tmp_path)
+    assert save_plan(plan(methods=[], variants=["reinforce++=reinforce++,train.learning_rate=3e-4"]), tmp_path)
+
+
 def test_variants_of_a_whole_config_are_those_methods(tmp_path: Path) -> None:
     """A printed config names every mechanism; its tuning is shared, its mechanisms are the variants' own."""
     recipe = tmp_path / "my.yaml"
@@ -80,7 +94,8 @@ def test_what_is_set_for_all_lies_over_every_method() -> None:
         ({"overrides": ["method=grpo"]}, "name methods with --methods or --variant"),
         ({"baseline": "dapo"}, "--baseline dapo is none of the variants: grpo, r3"),
         ({"variants": ["r3=r3"]}, "two variants are called 'r3'"),
-        ({"variants": ["fast=r3,train.learning_rate=1"]}, "variants may differ in method.* and buffer.* alone"),
+        ({"variants": ["fast=r3,train.warmup_updates=1"]}, "in method.*, buffer.* and train.learning_rate alone"),
+        ({"variants": ["a=r3,train.learning_rate=1e-3"]}, "r3 and a resolve to the same settings"),
         ({"variants": ["nothing"]}, "--variant is written name=preset,key=value"),
         ({"variants": ["x=r3,method.replay.kk=1"]}, "did you mean method.replay.k"),
         ({"variants": ["twin=r3"]}, "r3 and twin resolve to the same settings"),

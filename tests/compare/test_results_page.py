@@ -61,7 +61,7 @@ def test_the_pages_to_read_first_are_short_and_their_links_lead_somewhere() -> N
 
 @pytest.mark.parametrize("path", sorted((DOCS / "results" / "raw").glob("*.json")), ids=lambda path: path.stem)
 def test_a_raw_file_is_small_and_the_same_bytes_when_written_again(path: Path, tmp_path: Path) -> None:
-    assert path.stat().st_size < 400_000
+    assert path.stat().st_size < (1_000_000 if path.stem.startswith("arena-") else 400_000)  # two dozen methods
     if path.stem != "pilots":
         condense(*read_records(path), tmp_path / path.name)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()

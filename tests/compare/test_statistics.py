@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r3.compare.statistics import (
+    holm,
     mean_interval,
     on_grid,
     paired_test,
     sign_flip_p,
     student,
+    student_p,
     token_ratio,
     tokens_to_reach,
 )
@@ -28,6 +30,62 @@ from r3.compare.statistics import (
 )
 def test_students_quantiles_are_the_printed_tables(freedom: int, value: float) -> None:
     assert student(freedom) == pytest.approx(value, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"),
+    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (2.365, 7, 0.05), (5.408, 7, 0.001), (2.228, 10, 0.05),
+     (3.707, 6, 0.01), (1.960, 100_000, 0.05), (0.0, 5, 1.0)],
+)  # fmt: skip
+def test_p_of_students_t_is_that_of_the_printed_tables(t: float, freedom: int, p: float) -> None:
+    assert student_p(t, freedom) == pytest.approx(p, rel=2e-3)
+    assert student_p(-t, freedom) == student_p(t, freedom)
+
+
+@given(st.floats(-30, 30), st.integers(1, 40))
+def test_p_of_students_t_is_the_area_beyond_it(t: float, freedom: int) -> None:
+    """Against Simpson's rule over the density, after the substitution x = √n · tan u, which bounds the range."""
+    u = np.linspace(math.atan(abs(t) / math.sqrt(freedom)), math.pi / 2, 4_001)
+    whole = np.linspace(0, math.pi / 2, 4_001)
+
+    def area(points: np.ndarray) -> float:
+        heights = np.cos(points) ** (freedom - 1)
+        weights = np.where(np.arange(len(points)) % 2, 4.0, 2.0)
+        weights[[0, -1]] = 1
+        return float((weights * heights).sum() * (points[1] - points[0]) / 3)
+
+    assert student_p(t, freedom) == pytest.approx(area(u) / area(whole), abs=1e-9)
+
+
+def test_the_paired_t_test_is_that_of_the_textbook_and_belongs_to_the_interval() -> None:
+    """Student's sleep data: ten patients under two drugs; t = 4.0621, p = 0.00283."""
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    assert paired_test(second, first).p_t == pytest.approx(0.00283, abs=1e-5)
+    assert math.isnan(paired_test([1.0], [0.0]).p_t)
+    assert paired_test([1.0, 2.0], [1.0, 2.0]).p_t == 1
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        ours, theirs = rng.normal(0.2, 0.2, (2, 6, 16))
+        found = paired_test(ours, theirs)
+        assert (found.p_t < 0.05) == (found.difference.low > 0 or found.difference.high < 0)
+
+
+def test_holms_correction_of_known_cases() -> None:
+    assert holm([]) == []
+    assert holm([0.03]) == [0.03]
+    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])  # R: p.adjust
+    assert holm([0.9, 0.5, 0.001]) == pytest.approx([1.0, 1.0, 0.003])
+
+
+@given(st.lists(st.floats(0, 1), max_size=8), st.floats(0.001, 0.5))
+def test_holm_rejects_what_the_step_down_procedure_rejects(p_values: list[float], level: float) -> None:
+    rejected = set()
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        if p_values[place] * (len(p_values) - rank) > level:
+            break
+        rejected.add(place)
+    assert {place for place, p in enumerate(holm(p_values)) if p <= level} == rejected
 
 
 def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:

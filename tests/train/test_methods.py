@@ -48,6 +48,7 @@ def test_a_printed_config_and_a_runs_config_can_be_compared_and_changed(
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("r3")])
 def test_every_baseline_trains(tmp_path: Path, method: str) -> None:
     settings = overrides(tmp_path, method=method, reward__length_bonus="auto", train__steps=1)
+    settings += ["method.resample.min_share=0"] if method == "polaris" else []  # one group of four has variance
     assert main(["train", "--quiet", *settings, "train.updates_per_batch=2"]) == 0
     line = read_metrics(tmp_path / "run")[-1]
     assert line["groups/teaching"] > 0
@@ -83,7 +84,7 @@ def test_the_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(METHODS)
-    assert all("needs" in line and "arXiv" in line for line in lines)
+    assert all("needs" in line and preset.source in line for line, preset in zip(lines, METHODS.values(), strict=True))
     assert main(["methods", "dr_grpo"]) == 0
     shown = capsys.readouterr().out
     assert "method.advantage.scale=none" in shown

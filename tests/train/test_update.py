@@ -243,6 +243,21 @@ def test_several_updates_a_batch_see_each_sample_once(batch: list[WeightedSample
     assert sum(report.diagnostics.get(f"tokens/{name}", 0) for name in counted) == sum(len(w.sample) for w in batch)
 
 
+@pytest.mark.parametrize(("updates", "kl"), [(1, 0.0), (1, 0.1), (3, 0.0), (3, 0.1)])
+def test_forwards_that_training_itself_does_not_take_are_counted(
+    batch: list[WeightedSample], tmp_path: Path, updates: int, kl: float
+) -> None:
+    policy = policy_of(tmp_path)
+    policy.keep_reference()
+    settings = TrainSettings(updates_per_batch=updates)
+    updater = Updater(policy, Optimiser(policy.model.parameters(), settings, 3), ObjectiveSettings(kl=kl), settings, 1)
+    moved = sum(w.origin == "replayed" or w.other_context for w in batch) if updates > 1 else 0
+    for step in range(2):  # the second step's count does not go on from the first's
+        report = updater.update(batch, version=step, seed=(0, step))
+        assert report.extra_forwards == moved + (len(batch) if kl else 0)
+    assert updater.update([], version=2, seed=(0, 2)).extra_forwards == 0
+
+
 def test_pack_keeps_to_the_budget_and_loses_nothing() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):

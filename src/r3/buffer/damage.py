@@ -9,8 +9,9 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
-from r3.buffer import codec, database, totals
+from r3.buffer import codec, database, replays, totals
 from r3.buffer.database import SampleBufferError, explained
 from r3.buffer.totals import Totals
 
@@ -64,6 +65,7 @@ class _Books:
     attempts: list[tuple[int, ...]]
     steps: list[Totals]
     settled: tuple[int, int]
+    joined: list[list[Any]]
 
 
 def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Salvaged:
@@ -110,6 +112,7 @@ def _read_books(db: sqlite3.Connection) -> _Books | None:
             attempts=db.execute("SELECT query, reflection, step, tried, solved FROM attempts").fetchall(),
             steps=[Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
             settled=db.execute("SELECT step, rows FROM settled").fetchone(),
+            joined=replays.exported(db),
         )
         last = books.steps[-1] if books.steps else Totals()
         tried, solved = sum(row[3] for row in books.attempts), sum(row[4] for row in books.attempts)
@@ -147,5 +150,6 @@ def _write_books(db: sqlite3.Connection, books: _Books | None, keys: dict[str, i
     else:
         db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", books.attempts)
         db.execute("UPDATE settled SET step = ?, rows = ?", books.settled)
+        replays.restore(db, books.joined)
     for row in totals.rebuild(db, {row.step: row for row in books.steps} if books else {}):
         totals.save(db, row)

@@ -7,6 +7,8 @@ attempts      the ledger behind `success_rate`: verified attempts by query, cont
 steps         running totals at the end of each step: `stats` reads the last row, `forget_after` goes back to an earlier
 digests       at the end of each step, a running digest of all checksums ever stored (see `totals`); files of earlier
               versions have none
+joined        how often answers of one text joined a group, by step, and their log-probs when they first did, where a
+              setting asks for it (see `replays`)
 settled       one row: the step that no rewind may pass, and how many evicted rows were removed for good
 """
 
@@ -85,8 +87,12 @@ CREATE TABLE settled (step INTEGER NOT NULL, rows INTEGER NOT NULL);
 INSERT INTO settled VALUES (-1, 0);
 """
 
-# Apart from the schema, whose version it does not raise: files without it are read and written by all versions.
-_DIGESTS = "CREATE TABLE IF NOT EXISTS digests (step INTEGER PRIMARY KEY, digest BLOB NOT NULL)"
+# Apart from the schema, whose version they do not raise: files without them are read and written by all versions.
+_LATER = (
+    "CREATE TABLE IF NOT EXISTS digests (step INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS joined (query INTEGER NOT NULL, fingerprint BLOB NOT NULL, step INTEGER NOT NULL, "
+    "times INTEGER NOT NULL, logprobs BLOB, PRIMARY KEY (query, fingerprint, step)) WITHOUT ROWID",
+)
 
 
 def lock_for_writing(path: str) -> FileLock:
@@ -128,7 +134,8 @@ def connect_writer(path: str) -> sqlite3.Connection:
         db.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
         # Some builds overwrite deleted pages with zeros, which doubles the cost of `settle`; nothing here is secret.
         db.execute("PRAGMA secure_delete = OFF").fetchone()
-        db.execute(_DIGESTS)
+        for table in _LATER:
+            db.execute(table)
     return db
 
 
@@ -219,7 +226,7 @@ def _create(path: str) -> None:
 def _create_tables(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
-    db.executescript(f"BEGIN; {_SCHEMA} {_DIGESTS}; COMMIT;")
+    db.executescript(f"BEGIN; {_SCHEMA} {'; '.join(_LATER)}; COMMIT;")
 
 
 def files_of(path: str) -> dict[str, tuple[int, int]]:

@@ -11,12 +11,12 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import codec, counts, damage, database, exchange, totals
+from r3.buffer import codec, counts, damage, database, exchange, replays, totals
 from r3.buffer.counts import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.database import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.locks import FileLock
-from r3.samples import ContextKind, Sample
+from r3.samples import ContextKind, FloatArray, Joins, Sample
 
 
 class SampleBuffer:
@@ -115,6 +115,20 @@ class SampleBuffer:
         totals.save(db, evict(db, after, keys.values(), self.per_query, self.total))
         totals.extend_digest(db, step, checksums)
 
+    def note_joined(self, step: int, samples: Iterable[Sample]) -> None:
+        """Count that each of these samples joined a group at this step, by its text."""
+        joined = list(samples)
+        if joined:
+            with self._writing(f"counting {len(joined)} replayed samples") as db:
+                replays.add(db, step, joined, dict(self._known(db, {s.query_id for s in joined})))
+
+    def keep_logprobs(self, step: int, found: Iterable[tuple[Sample, FloatArray]]) -> None:
+        """Keep the log-probs that samples had which joined a group at this step."""
+        known = list(found)
+        if known:
+            with self._writing(f"keeping log-probs of {len(known)} replayed samples") as db:
+                replays.keep(db, step, known, dict(self._known(db, {s.query_id for s, _ in known})))
+
     def forget_after(self, step: int) -> Rewound:
         """Go back to the exact state at the end of `step`: contents, ledger, statistics and the next id.
 
@@ -135,6 +149,7 @@ class SampleBuffer:
             db.execute("DELETE FROM queries WHERE key > ?", (then.queries,))
             db.execute("DELETE FROM steps WHERE step > ?", (step,))
             db.execute("DELETE FROM digests WHERE step > ?", (step,))
+            replays.forget_after(db, step)
         return Rewound(removed, restored)
 
     def settle(self, step: int) -> int:
@@ -162,12 +177,14 @@ class SampleBuffer:
         context: ContextKind | None = None,
         since_version: int | None = None,
         distinct: bool = False,
+        joined_below: int | None = None,
     ) -> dict[str, list[Sample]]:
         """The living samples of each query, newest first; an empty list for a query without any.
 
         `outcome`: only right (True) or only wrong (False) ones. `limit`: so many per query. `context`: only those drawn
         under that kind of prompt. `since_version`: only those of this policy version or later (an age limit).
-        `distinct`: of equal responses, token by token, only the newest.
+        `distinct`: of equal responses, token by token, only the newest. `joined_below`: only those whose text joined a
+        group less often (`note_joined`).
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
@@ -181,6 +198,8 @@ class SampleBuffer:
         if since_version is not None:
             where.append("policy_version >= ?")
             values.append(int(since_version))
+        if joined_below is not None:
+            where.append(f"fingerprint NOT IN ({replays.USED_UP})")
         column, group = ("MAX(id)", "GROUP BY fingerprint") if distinct else ("id", "")
         select = (
             f"SELECT {column} AS newest FROM samples INDEXED BY alive_by_query WHERE {' AND '.join(where)} {group} "
@@ -189,7 +208,8 @@ class SampleBuffer:
         histories: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
         with self._reading("reading histories") as db:
             for query_id, key in self._known(db, histories):
-                for row in codec.read_newest(db, self.path, select, (key, *values)):
+                used_up = () if joined_below is None else (key, joined_below)
+                for row in codec.read_newest(db, self.path, select, (key, *values, *used_up)):
                     if row.sample.query_id != query_id or row.evicted_at is not None:
                         raise damaged(self.path, f"the index of query {query_id!r} leads to sample {row.sample.id}")
                     histories[query_id].append(row.sample)
@@ -212,6 +232,12 @@ class SampleBuffer:
             known = self._known(db, dict.fromkeys(_several(query_ids)))
             every = {query_id: counts.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
         return {query_id: attempts for query_id, attempts in every.items() if attempts is not None}
+
+    def joins(self, query_ids: Iterable[str]) -> dict[str, dict[bytes, Joins]]:
+        """How often past answers of each query joined a group, by their fingerprint; only those that did."""
+        with self._reading("reading what was replayed") as db:
+            known = self._known(db, dict.fromkeys(_several(query_ids)))
+            return {query_id: replays.of_query(db, key) for query_id, key in known}
 
     def reflected(self, newest: int) -> Reflected:
         """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""

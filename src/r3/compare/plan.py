@@ -1,7 +1,7 @@
 """What is compared: variants × seeds of one recipe, each cell an ordinary `r3 train` with the same token budget.
 
-A variant may differ from the others in the method and its buffer alone. Everything else (model, task, learning rate,
-lengths, evaluation) comes from the one recipe, or the comparison would not be of methods.
+A variant may differ from the others in the method and its buffer, and in a learning rate that was tuned for it.
+Everything else (model, task, lengths, evaluation) comes from the one recipe, or the comparison would not be of methods.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r3.compare.claims import parse, planned
+from r3.compare.records import read_records
 from r3.config import Config, load_config
 from r3.errors import ConfigError
 from r3.method.presets import METHODS
@@ -22,6 +24,8 @@ from r3.run.files import write_atomically
 FORMAT = 1
 OWN = ("method", "buffer")
 """Sections of the config in which variants may differ."""
+RATE = "train.learning_rate"
+"""The one setting outside of them that a variant may have of its own, tuned for it."""
 MACHINE = ("run.", "model.device", "rollout.engine", "rollout.max_rows")
 """Settings that say where and how fast a cell runs, not what it measures."""
 DERIVED = ("train.tokens", "evaluate.every_tokens")
@@ -36,6 +40,11 @@ class Variant:
 
     name: str
     overrides: tuple[str, ...]
+
+    @property
+    def method(self) -> Variant:
+        """The same without a learning rate of its own."""
+        return Variant(self.name, tuple(text for text in self.overrides if not text.startswith(f"{RATE}=")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class Plan:
     """A held-out pass@1 that the report gives the tokens to; it changes no cell."""
     looked_at: tuple[int, ...] = ()
     """Seeds that some setting was chosen on: the report makes no claim from them."""
+    claims: tuple[str, ...] = ()
+    """What the user expects, for the report to judge."""
 
     @property
     def every(self) -> int:
@@ -96,7 +107,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The plan with all that its numbers depend on, for the raw files."""
         configs = {variant.name: self.config(variant).model_dump(mode="json") for variant in self.variants}
-        common = next(iter(configs.values()))
+        common = self.config(self.variants[0].method).model_dump(mode="json")
         return {
             "format": FORMAT,
             "recipe": self.recipe,
@@ -112,6 +123,7 @@ class Plan:
                 variant.name: {
                     "overrides": list(variant.overrides),
                     **{name: configs[variant.name][name] for name in OWN},
+                    **({RATE: configs[variant.name]["train"]["learning_rate"]} if variant.method != variant else {}),
                 }
                 for variant in self.variants
             },
@@ -130,6 +142,7 @@ def make_plan(
     baseline: str | None,
     level: float | None = None,
     looked_at: Sequence[int] = (),
+    claims: Sequence[str] = (),
 ) -> Plan:
     """The plan of a command line, every part of it checked before anything runs."""
     chosen = [_preset(name) for name in methods] + [parse_variant(text) for text in variants]
@@ -150,8 +163,12 @@ def make_plan(
     if level is not None and not 0 < level < 1:
         raise ConfigError(f"--level {level:g} is a pass@1 to reach: a share between 0 and 1")
     looked = tuple(sorted(set(looked_at)))
-    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level, looked)
-    _check_different([(variant.name, _check_equal(plan, variant)) for variant in chosen])
+    said = tuple(claims)
+    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level, looked, said)
+    configs = [(variant.name, _check_equal(plan, variant)) for variant in chosen]
+    _check_different(configs)
+    for claim in claims:
+        parse(claim, names, configs[0][1].evaluate.samples)
     return plan
 
 
@@ -169,16 +186,16 @@ def parse_variant(text: str) -> Variant:
     """
     name, equals, rest = text.partition("=")
     preset, *overrides = re.split(r",(?=[\w.]+=)", rest)
-    if not equals or not re.fullmatch(r"[\w.-]+", name) or "=" in preset:
+    if not equals or not re.fullmatch(r"[\w.+-]+", name) or "=" in preset:
         raise ConfigError(
             f"--variant is written name=preset,key=value,… (e.g. young=r3,method.replay.max_age=8), not {text!r}"
         )
     for override in overrides:
-        section = override.partition("=")[0].split(".")[0]
-        if section not in OWN:
+        key = override.partition("=")[0]
+        if key != RATE and key.split(".")[0] not in OWN:
             raise ConfigError(
-                f"--variant {name}: {override.partition('=')[0]} is not part of the method; variants may differ in "
-                f"{' and '.join(f'{own}.*' for own in OWN)} alone, all else is set once for every method"
+                f"--variant {name}: {key} is not part of the method; variants may differ in "
+                f"{', '.join(f'{own}.*' for own in OWN)} and {RATE} alone, all else is set once for every method"
             )
     return Variant(name, (*_preset(preset).overrides, *overrides))
 
@@ -196,6 +213,7 @@ def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
     for name, config in configs:
         settings = config.model_dump(include=set(OWN))
         settings["method"].pop("name")  # what a method is called is not what it does
+        settings[RATE] = config.train.learning_rate
         for other, before in seen:
             if before == settings:
                 raise ConfigError(
@@ -207,13 +225,34 @@ def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
 
 def save_plan(plan: Plan, out: Path) -> dict[str, Any]:
     """Write the plan, or add new variants and seeds to the one that lies there; refuse one that changes it."""
-    path = out / "raw" / "plan.json"
-    fresh = plan.as_dict()
+    path = _path(out)
+    fresh, known = plan.as_dict(), []
     if path.exists():
-        fresh = _merged(json.loads(path.read_bytes()), fresh, out)
+        old = json.loads(path.read_bytes())
+        fresh, known = _merged(old, fresh, out), old.get("claims", [])
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(fresh, indent=1, ensure_ascii=False) + "\n").encode())
-    return fresh
+    return _written({**fresh, "claims": planned(plan.claims, known, before=not _has_results(out))}, out)
+
+
+def add_claims(claims: Sequence[str], out: Path) -> None:
+    """Let the report of the comparison that lies there judge these claims too."""
+    plan, records = read_records(out)
+    for claim in claims:
+        parse(claim, list(plan["variants"]), records[0].k)
+    _written({**plan, "claims": planned(claims, plan.get("claims", []), before=not _has_results(out))}, out)
+
+
+def _path(out: Path) -> Path:
+    return out / "raw" / "plan.json"
+
+
+def _has_results(out: Path) -> bool:
+    return any((out / "raw").glob("*-seed*.json"))
+
+
+def _written(plan: dict[str, Any], out: Path) -> dict[str, Any]:
+    write_atomically(_path(out), (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode())
+    return plan
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -221,7 +260,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, An
     before, after = ({key: plan[key] for key in keys} for plan in (old, new))
     changed = differing(before, after)
     for name in old["variants"].keys() & new["variants"].keys():
-        was, now = ({own: plan["variants"][name][own] for own in OWN} for plan in (old, new))
+        was, now = ({own: plan["variants"][name].get(own) for own in (*OWN, RATE)} for plan in (old, new))
         changed += [f"{name}: {key}" for key in differing(was, now)]
     changed = [key for key in changed if not key.removeprefix("common.").startswith((*MACHINE, *DERIVED))]
     if changed:
@@ -238,7 +277,7 @@ def undeclared(plan: Plan, out: Path) -> list[str]:
     """A line for each comparison that has shown results for these seeds on this task, if the plan does not say so."""
     fresh = plan.as_dict()
     found = []
-    for path in sorted({out / "raw" / "plan.json", *out.parent.glob("*/raw/plan.json")}):
+    for path in sorted({_path(out), *out.parent.glob("*/raw/plan.json")}):
         if not path.exists():
             continue
         old = json.loads(path.read_bytes())

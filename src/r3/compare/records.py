@@ -35,6 +35,7 @@ TOTALS = (
     "ranking/groups",
     "update/count",
     "update/skipped",
+    "forwards/extra",
 )
 
 

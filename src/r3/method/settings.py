@@ -98,6 +98,13 @@ class ReplaySettings(Switchable):
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
     distinct: bool = True
     """Different texts first; false takes them as they come, one easy success again and again if need be."""
+    max_repeats: int | None = Field(None, ge=1)
+    """An answer joins at most so many times, counted by its text over the whole run; None for any number."""
+    ratio: Literal["drawn", "first_replayed"] = "drawn"
+    """What the ratio of a sample that was drawn under another prompt is taken to. drawn: nobody knows how likely it was
+    under this one, so the policy of the step stands in, the ratio is 1 at each replay, and nothing bounds how far its
+    repetition pulls. first_replayed: its log-probs at the first replay are kept, and later ones are clipped, corrected
+    and gated against them."""
     failures: bool = True
     """Past failures join solve-all groups; false leaves those alone, and only solve-none ones get their successes.
     With when=always: past failures join like past successes."""
@@ -208,12 +215,26 @@ class RankingSettings(Switchable):
 
 
 class ResampleSettings(Switchable):
-    """DAPO's dynamic sampling: groups without variance leave the batch and others are drawn in their place."""
+    """Groups without variance leave the batch, and others take their place (DAPO's dynamic sampling, POLARIS)."""
 
     enabled: bool = False
     """Whether groups without variance are replaced."""
     max_rounds: int = Field(4, ge=1)
     """Most extra rounds of sampling to fill a batch; after that the batch is trained as full as it got."""
+    fill: Literal["draw", "copy"] = "draw"
+    """What takes their place: groups of further queries (DAPO), or copies of the batch's other groups, which cost no
+    tokens (POLARIS)."""
+    min_share: float = Field(0.0, ge=0, lt=1)
+    """With fill=copy: train only if more than this share of the batch's groups has variance (POLARIS: a third)."""
+
+    @model_validator(mode="after")
+    def _share_of_a_batch_that_is_copied(self) -> ResampleSettings:
+        if self.fill == "draw" and self.min_share > 0:
+            raise ValueError(
+                f"resample.min_share={self.min_share:g} is of a batch that is filled with copies, and with "
+                "resample.fill=draw others are drawn for it: set resample.fill=copy or leave it out"
+            )
+        return self
 
 
 class ShapingSettings(Settings):
@@ -363,7 +384,7 @@ class MethodSettings(Settings):
                 "(maxrl) cannot divide by: use another scale, or homogeneous=zvp or signed"
             )
         if teaching and self.resample.enabled:
-            raise ValueError(f"resample draws others for the groups that {teaching} learns from: set resample=off")
+            raise ValueError(f"resample takes the groups out that {teaching} learns from: set resample=off")
         if teaching and self.mask_truncated:
             raise ValueError(
                 f"{teaching} learns from wrong answers that nothing compares, and mask_truncated leaves out those that "

@@ -51,9 +51,13 @@ class UpdateReport:
     entropy: float = 0.0
     tokens: int = 0
     microbatches: int = 0
+    extra_forwards: int = 0
+    """Sequences that went through a model once more, without a gradient, than training on them takes."""
     diagnostics: dict[str, float] = field(default_factory=dict)
     log_ratios: dict[int, FloatArray] = field(default_factory=dict)
     """Per token, log π/π_behave when it was trained on; by the weighted sample's index."""
+    start_logprobs: dict[int, FloatArray] = field(default_factory=dict)
+    """Log-probs at the start of the step of the samples whose own do not apply, by the weighted sample's index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class _Done:
     order: list[int] = field(default_factory=list)
     seen: list[Diagnostics] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
+    start: dict[int, Tensor] = field(default_factory=dict)
+    """Log-probs at the start of the step of samples whose own do not apply, by index."""
 
     def add(self, chosen: Sequence[int], diagnostics: Diagnostics, entropies: Tensor) -> None:
         self.order += chosen
@@ -81,7 +87,8 @@ class _Done:
         """Ready to be sent to another process."""
         if not on_host:
             return self
-        return _Done(self.order, [part.cpu() for part in self.seen], [part.cpu() for part in self.entropies])
+        start = {i: part.cpu() for i, part in self.start.items()}
+        return _Done(self.order, [part.cpu() for part in self.seen], [part.cpu() for part in self.entropies], start)
 
 
 class Updater:
@@ -111,13 +118,14 @@ class Updater:
         """Whether the rollout's log-probs are the policy's own; if not, fresh samples are corrected like stale ones."""
         self.world = world or World()
         self.bad_in_a_row = 0
+        self._forwards = 0
 
     def update(self, weighted: Sequence[WeightedSample], *, version: int, seed: Sequence[int]) -> UpdateReport:
         """Make `updates_per_batch` optimiser updates; `version` is the number of updates made before.
 
         In a world of several processes each takes its share of the micro-batches; the report is whole at rank 0.
         """
-        report = UpdateReport()
+        report, self._forwards = UpdateReport(), 0
         if not weighted:
             return report
         parts = [self._share(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
@@ -131,13 +139,11 @@ class Updater:
                         self.sharded.join(_sequence(weighted[0]))
                         continue
                     # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
-                    batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
-                    loss += batch_loss
-                    done.add(chosen, diagnostics, entropy)
+                    loss += self._backward(weighted, chosen, old, done, scale=float(len(parts)))
                 if self.world.size > 1 and self.sharded is None:
                     self.world.sum_(self.optimiser.gradients())
                 self._step(version + number, float(loss), report)
-        report.microbatches = len(done.seen)
+        report.microbatches, report.extra_forwards = len(done.seen), self._forwards
         if (everyones := self.world.gather((done.packed(on_host=self.world.size > 1), report))) is not None:
             self._whole(weighted, everyones, report)
         return report
@@ -156,11 +162,13 @@ class Updater:
             raise RunError("processes disagree on the gradient they share: memory or a link is faulty; resume the run")
         report.losses = [sum(losses) for losses in zip(*(other.losses for other in reports), strict=True)]
         report.microbatches = sum(other.microbatches for other in reports)
+        report.extra_forwards = sum(other.extra_forwards for other in reports)
         merged = Diagnostics.merge([part for done in dones for part in done.seen])
         report.diagnostics = merged.summary()
         order = [i for done in dones for i in done.order]
         parts_T = merged.log_ratio_T.float().cpu().split([len(weighted[i].sample) for i in order])
         report.log_ratios = {i: part_T.numpy() for i, part_T in zip(order, parts_T, strict=True)}
+        report.start_logprobs = {i: part_T.float().cpu().numpy() for done in dones for i, part_T in done.start.items()}
         report.entropy = float(torch.cat([part for done in dones for part in done.entropies]).mean())
         report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
 
@@ -203,8 +211,9 @@ class Updater:
         return [[part[j] for j in batch] for batch in batches]
 
     def _backward(
-        self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, scale: float
-    ) -> tuple[Tensor, Diagnostics, Tensor]:
+        self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, done: _Done, scale: float
+    ) -> Tensor:
+        """The loss of a micro-batch, whose gradient is then added; what was seen of it goes into `done`."""
         samples = [weighted[i] for i in chosen]
         statistics = self.trained.statistics([_sequence(w) for w in samples], temperature=self.temperature)
         proximal_T = _joined(old.proximal, chosen)
@@ -213,7 +222,11 @@ class Updater:
         batch = token_batch(samples, self.policy.device, proximal_T, _joined(old.reference, chosen))
         result = policy_loss(statistics.logprobs_T, batch, self.objective)
         (result.loss * scale).backward()
-        return result.loss.detach(), result.diagnostics, statistics.entropies_T.detach()
+        done.add(chosen, result.diagnostics, statistics.entropies_T.detach())
+        start_T = statistics.logprobs_T.detach() if proximal_T is None else proximal_T
+        parts_T = start_T.split([len(w.sample) for w in samples])
+        done.start |= {i: part_T for i, part_T in zip(chosen, parts_T, strict=True) if weighted[i].recomputed}
+        return result.loss.detach()
 
     def _step(self, update: int, loss: float, report: UpdateReport) -> None:
         done = self.optimiser.step(update)
@@ -263,6 +276,7 @@ class Updater:
 
     def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
         logprobs: dict[int, Tensor] = {}
+        self._forwards += len(which)
         for chosen in self._microbatches(weighted, which) if which else []:
             logprobs_T = policy.statistics(
                 [_sequence(weighted[i]) for i in chosen], temperature=self.temperature
@@ -281,14 +295,14 @@ def token_batch(
     """The packed response tokens of these samples, as the objective wants them."""
     lengths = torch.tensor([len(w.sample) for w in samples])
     sequence_T = torch.repeat_interleave(torch.arange(len(samples)), lengths)
-    behaviour_T = torch.from_numpy(np.concatenate([w.sample.logprobs for w in samples]))
+    behaviour_T = torch.from_numpy(np.concatenate([w.behaviour_T for w in samples]))
     return TokenBatch(
         sequence_T=to_device(sequence_T, device),
         behaviour_T=to_device(behaviour_T, device),
         advantage_T=to_device(torch.from_numpy(np.concatenate([w.advantage_T for w in samples])), device),
         weight_S=to_device(torch.tensor([w.weight for w in samples], dtype=torch.float32), device),
         origin_S=to_device(torch.tensor([ORIGINS.index(w.origin) for w in samples]), device),
-        other_context_S=to_device(torch.tensor([w.other_context for w in samples]), device),
+        other_context_S=to_device(torch.tensor([w.recomputed for w in samples]), device),
         proximal_T=proximal_T,
         reference_T=reference_T,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
-from r3.method.mixed import StepResult, is_mixed
+from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
@@ -35,6 +35,8 @@ class Trainer:
         self.version = 0
         """Optimiser updates made so far: the policy's version."""
         self._seconds: dict[str, float] = {}
+        self._measured = 0
+        """Answers whose entropies the engine did not give, in the last step."""
         self.notes = StepNotes()
         """On the last step, for its saved rollouts."""
 
@@ -56,6 +58,7 @@ class Trainer:
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
                 report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
+            self.algorithm.first_replayed(result, report.start_logprobs)
             self.version += report.updates + report.skipped
             self.notes = self._notes(result, report)
         return result, self._metrics(asked, result, report)
@@ -67,13 +70,9 @@ class Trainer:
 
     def resample(self, groups: Sequence[Group]) -> list[Group]:
         """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""
-        settings = self.config.method.resample
         more: list[Group] = []
-        if not settings.enabled:
-            return more
-        for rounds in range(1, settings.max_rounds + 1):
-            missing = self.config.train.queries_per_step - sum(is_mixed(group) for group in [*groups, *more])
-            batch = self.stream.take(max(0, missing))
+        for rounds in range(1, self.config.method.resample.max_rounds + 1):
+            batch = self.stream.take(self.algorithm.missing([*groups, *more], self.config.train.queries_per_step))
             if not batch:
                 break
             more += self.sample(self.algorithm.plain_prompts(batch), rounds)
@@ -82,6 +81,7 @@ class Trainer:
     def with_entropies(self, groups: Sequence[Group]) -> list[Group]:
         """The groups, with entropies where the ranking reward will look and the engine measured none."""
         missing = self.algorithm.needs_entropies(groups)
+        self._measured = len(missing)
         if not missing:
             return list(groups)
         sequences = [Trajectory(groups[g].prompt, groups[g].samples[member].tokens) for g, member in missing]
@@ -102,7 +102,11 @@ class Trainer:
         return StepNotes(log_ratios, attempts)
 
     def _metrics(self, asked: Asked, result: StepResult, report: UpdateReport) -> dict[str, Any]:
-        progress = {"epoch": self.stream.epoch_at(self.stream.position - 1), "policy_version": self.version}
+        progress = {
+            "epoch": self.stream.epoch_at(self.stream.position - 1),
+            "policy_version": self.version,
+            "forwards/extra": report.extra_forwards + self._measured,
+        }
         failed = dict(self.sampler.failed)
         self.sampler.failed.clear()
         ranking = ranking_metrics(result, self.config.rollout.max_tokens, self.config.method.ranking)

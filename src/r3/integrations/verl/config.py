@@ -117,6 +117,11 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "out here",
         ),
         (
+            settings.replay.enabled and settings.replay.ratio == "first_replayed",
+            f"{KEY}.replay.ratio=first_replayed keeps log-probs of the update, which is verl's: leave it out, and "
+            f"bound repetition with ++{KEY}.replay.max_repeats",
+        ),
+        (
             settings.reflection.enabled and settings.reflection.budget == "shared",
             f"{KEY}.reflection.budget=shared splits a query's group, and verl's groups have one size: leave it out, "
             f"and bound reflection with ++{KEY}.reflection.max_share",
