@@ -7,7 +7,7 @@ the page cache. `success_rate` and `stats` stay below 5 ms. The process grows by
 
     python benchmarks/buffer.py --samples 1000000 --out buffer.json
 
-Only calls to the buffer are timed; samples are cut from random pools. Disk space: about 8.5 bytes a token. `history` is
+Only calls to the buffer are timed; samples are cut from random pools. Disk: about 8.5 bytes per token. `history` is
 measured on random queries, then `again` on the same ones: the first includes reading the disk wherever the operating
 system has not kept the file (16 GB at 10⁶) in its page cache, the second is the buffer's own time; its CPU time is what
 a machine that is busy with other work still shows truly.
@@ -186,7 +186,7 @@ def _resident() -> float:
 
 def _table(points: list[dict[str, Any]]) -> str:
     titles = ["samples", "add, s (median / p95 / max of 20)", "history, ms (median / p95)", "again, ms (median / p95)"]
-    titles += ["again, CPU ms", "success_rate, ms", "stats, ms", "memory growth, MB", "bytes a token"]
+    titles += ["again, CPU ms", "success_rate, ms", "stats, ms", "memory growth, MB", "bytes per token"]
     lines = [titles, ["---"] * len(titles)]
     for point in points:
         add, first, again = point["add_s"], point["history_ms"], point["history_again_ms"]
@@ -211,9 +211,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--samples", type=int, default=1_000_000, help="how many to store in all (default: %(default)s)"
     )
-    parser.add_argument("--tokens", type=int, default=2_000, help="tokens a sample (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2_000, help="tokens per sample (default: %(default)s)")
     parser.add_argument("--ragged", action="store_true", help="log-normal lengths with that mean, not all equal")
-    parser.add_argument("--per-query", type=int, default=25, help="samples a query at the end (default: %(default)s)")
+    parser.add_argument("--per-query", type=int, default=25, help="samples per query at the end (default: %(default)s)")
     parser.add_argument("--total", type=int, help="the buffer's limit: older samples are evicted, then settled")
     parser.add_argument("--dir", type=Path, help="where to put the buffer (default: the temporary directory)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")

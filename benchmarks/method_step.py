@@ -1,7 +1,7 @@
 """How long Algorithm 1's inner part takes: `r3.step` on 128 groups of 16 samples, without the buffer's time.
 
 Prediction, made before measuring: about 8 ms. A group costs some 20 µs of Python for rewards, advantages and weights,
-and a solve-none group with truncated answers 150 µs more for partitioning 2,000 entropies a sample. Target: ≤ 20 ms.
+and a solve-none group with truncated answers 150 µs more for partitioning 2,000 entropies per sample. Target: ≤ 20 ms.
 
     python benchmarks/method_step.py [--tokens 2000] [--out result.json]
 """

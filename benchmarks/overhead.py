@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-import own_step
+import ours
 from harness import Row, child_main, finish, isolated, parser, table
 from peers.generation import own_engine
 from r3.algorithm import Algorithm
@@ -39,8 +39,7 @@ from r3.train.build import build
 from r3.train.loop import Trainer
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
-from shapes import SHAPES, random_model, word_tokenizer
-from work import ragged_of
+from work import SHAPES, ragged_of, random_model, word_tokenizer
 
 METHODS = ("grpo", "r3")
 STAGES = ("prompts", "rollout", "method", "update")
@@ -54,8 +53,8 @@ def options_of() -> argparse.Namespace:
     made.set_defaults(shape="embedded")
     made.add_argument("--steps", type=int, default=24)
     made.add_argument("--threads", type=int, help="embedded: CPU threads")
-    made.add_argument("--prompts", type=int, default=8, help="shapes: prompts a step")
-    made.add_argument("--group", type=int, default=16, help="shapes: responses a prompt")
+    made.add_argument("--prompts", type=int, default=8, help="shapes: prompts per step")
+    made.add_argument("--group", type=int, default=16, help="shapes: responses per prompt")
     made.add_argument("--mean", type=float, default=2500, help="shapes: mean length")
     made.add_argument("--limit", type=int, default=8192, help="shapes: longest response")
     made.add_argument("--hard", type=float, default=0.25, help="shapes: share of hard prompts")
@@ -88,7 +87,7 @@ def shape_trainer(options: argparse.Namespace, method: str, folder: Path) -> Tra
     shape = SHAPES[options.shape]
     dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
     model = random_model(shape, torch.device(options.device), dtype)
-    return own_step.make_trainer(
+    return ours.make_trainer(
         method,
         model,
         word_tokenizer(shape.vocabulary),
@@ -109,9 +108,9 @@ def measure(options: argparse.Namespace, write: Callable[[Row], None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainers = {}
         for method in METHODS:
-            own = Path(folder) / method
-            own.mkdir()
-            trainers[method] = make(options, method, own)
+            run = Path(folder) / method
+            run.mkdir()
+            trainers[method] = make(options, method, run)
         for _ in range(options.steps):
             for method, trainer in trainers.items():
                 result, metrics = trainer.train_step()
@@ -136,15 +135,18 @@ def facts(result: StepResult, metrics: Row) -> Row:
 
 def mean_of(rows: Sequence[Row], method: str) -> Row:
     """Means over the steps of a method."""
-    own = [row for row in rows if row.get("engine") == method]
-    if not own:
+    measured = [row for row in rows if row.get("engine") == method]
+    if not measured:
         reasons = [row["not measured"] for row in rows if "not measured" in row]
         raise SystemExit(f"{method}: no step was measured: {reasons or 'raise --steps beyond the first epoch'}")
-    return {"engine": method, **{key: statistics.fmean(row[key] for row in own) for key in own[0] if key != "engine"}}
+    return {
+        "engine": method,
+        **{key: statistics.fmean(row[key] for row in measured) for key in measured[0] if key != "engine"},
+    }
 
 
 def compare(grpo: Row, r3: Row) -> Row:
-    """R³'s step against GRPO's: what it asks for, what that costs a token, and what the mechanisms cost."""
+    """R³'s step against GRPO's: what it asks for, what that costs per token, and what the mechanisms cost."""
     mechanisms = sum(r3[stage] - grpo[stage] for stage in MECHANISMS)
     return {
         "step, R³ / GRPO": r3["step"] / grpo["step"],
@@ -153,7 +155,7 @@ def compare(grpo: Row, r3: Row) -> Row:
         / _rate(grpo, "rollout", "generated"),
         "trained tokens, R³ / GRPO": r3["trained"] / max(1.0, grpo["trained"]),
         "update time a trained token, R³ / GRPO": _rate(r3, "update", "trained") / _rate(grpo, "update", "trained"),
-        "mechanisms beyond GRPO's, ms a step": 1000 * mechanisms,
+        "mechanisms beyond GRPO's, ms per step": 1000 * mechanisms,
         "mechanisms, % of R³'s step": 100 * mechanisms / r3["step"],
         "mechanisms, % of GRPO's step": 100 * mechanisms / grpo["step"],
         "same plain samples": "yes"

@@ -7,7 +7,7 @@ same length in every engine). Weights are random (vLLM: its own dummy weights un
 - decode tokens/s leaves the prompts out: rows × (new − 1) over the time of the whole less that of one new token.
 - tokens/s is of the whole call, prompts included; for `ragged` it counts the tokens that the work asks for.
 Every case first runs once in full (compiling, capturing, allocating; `ragged` on vLLM, which does that when it starts,
-with 64 tokens a response), then `--repeats` times on new prompts, so that nothing is found in a prefix cache but what a
+with 64 tokens per response), then `--repeats` times on new prompts, so that a prefix cache holds nothing but what a
 group shares. Predictions: NOTES.md.
 
     python benchmarks/rollout.py --out results.json [--engines native,vllm] [--cases decode-256x512,ragged] [--quick]
@@ -26,8 +26,7 @@ import torch
 
 from harness import Row, child_main, comma, finish, isolated, parser, timed
 from peers.generation import FAMILIES, Generator, Setup, start
-from shapes import SHAPES, Shape, model_folder
-from work import Work, ragged_of, uniform
+from work import SHAPES, Shape, Work, model_folder, ragged_of, uniform
 
 CASES = ("decode-256x512", "decode-512x1024", "decode-64x4096", "ragged")
 ENGINES = ("native", "generate", "generate-static", "vllm", "vllm-logprobs")
@@ -55,7 +54,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--cases", type=comma, default=list(CASES), help="decode-ROWSxCONTEXT, ragged")
     made.add_argument("--new", type=int, default=256, help="new tokens of a decode case")
     made.add_argument("--prompts", type=int, default=32, help="ragged: prompts")
-    made.add_argument("--group", type=int, default=16, help="ragged: responses a prompt")
+    made.add_argument("--group", type=int, default=16, help="ragged: responses per prompt")
     made.add_argument("--mean", type=float, default=2500, help="ragged: mean length")
     made.add_argument("--limit", type=int, default=8192, help="ragged: longest response")
     made.add_argument("--max-rows", type=int, default=512, help="responses written at once, in every engine")

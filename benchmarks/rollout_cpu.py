@@ -27,7 +27,7 @@ def main() -> None:
     print("| rows | tokens | tokens/s, best of 3 |\n|---|---|---|")
     for rows in (64, 128, 256, 512):
         parts = build(load_config(None, [f"run.threads={options.threads}", f"rollout.max_rows={rows}"]))
-        requests = [Request(tokens, 8, place) for place, (_, tokens) in enumerate(parts.heldout[:128])]
+        requests = [Request(tokens, 8, number) for number, (_, tokens) in enumerate(parts.heldout[:128])]
         best = 0.0
         for _ in range(3):
             started = time.perf_counter()

@@ -1,11 +1,11 @@
-r"""Verdicts a second of the judge of code, for answers and tests of the size of MBPP's.
+r"""Verdicts per second of the judge of code, for answers and tests of the size of MBPP's.
 
 Prediction, made before measuring: a verdict is two forks of a process of some 20 MB (1 ms each with their end), half a
 millisecond of walls for each, and about 2 ms of Python to compile an answer of ten lines and three tests: 5 ms of a
 core in all, so about 400/s on two idle cores. Target: 150/s on two cores.
 
 Seconds of a core are what the machine gave the workers and this process; on a machine that does other things at the
-same time they are a better guide than verdicts a second.
+same time they are a better guide than verdicts per second.
 
     python benchmarks/sandbox.py [ROWS.jsonl] [--workers 2] [--walls auto]
 

@@ -29,18 +29,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-import own_step
+import ours
 from harness import Row, child_main, comma, finish, isolated, parser, peak_gb, reset_peak
-from own import is_right
+from ours import is_right
 from peers import trl_grpo
 from peers.generation import own_engine
-from shapes import SHAPES, model_folder, random_model, word_tokenizer
-from work import Work, ragged_of
+from work import SHAPES, Work, model_folder, ragged_of, random_model, word_tokenizer
 
 ENGINES = ("ours-grpo", "ours-r3", "trl-bf16", "trl-fp32")
 COLUMNS = {
     "engine": "engine",
-    "seconds": "seconds a step",
+    "seconds": "seconds per step",
     "rollout_s": "rollout",
     "update_s": "update",
     "other_s": "other",
@@ -96,7 +95,7 @@ def measure_ours(options: argparse.Namespace, engine: str) -> Row:
     model = random_model(shape, torch.device(options.device), dtype)
     steps = []
     with tempfile.TemporaryDirectory() as folder:
-        trainer = own_step.make_trainer(
+        trainer = ours.make_trainer(
             engine.removeprefix("ours-"),
             model,
             word_tokenizer(shape.vocabulary),
@@ -139,7 +138,7 @@ def measure_trl(options: argparse.Namespace, engine: str) -> Row:
             generate="transformers" if generate else "vllm",
             vllm_memory=options.vllm_memory,
         )
-        reward = functools.partial(is_right, hard=options.hard, luck=own_step.LUCK)
+        reward = functools.partial(is_right, hard=options.hard, luck=ours.LUCK)
         trainer = trl_grpo.make_trainer(setup, model, word_tokenizer(shape.vocabulary), work, reward)
         rollouts = trl_grpo.stopwatch(trainer, "_generate_single_turn", options.device)
         losses = trl_grpo.stopwatch(trainer, "_generate_and_score_completions", options.device)

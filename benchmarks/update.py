@@ -28,16 +28,15 @@ from pathlib import Path
 import torch
 
 from harness import Row, child_main, comma, finish, isolated, parser, peak_gb, reset_peak, timed
-from own import is_right, make_updater, weighted_samples
+from ours import is_right, make_updater, weighted_samples
 from peers.trl_grpo import TrlSetup, completion_tokens, make_trainer, train
-from shapes import EOS, SHAPES, random_model, word_tokenizer
-from work import Work, ragged_of
+from work import EOS, SHAPES, Work, ragged_of, random_model, word_tokenizer
 
 ENGINES = ("ours", "trl-fp32", "trl-bf16", "trl-fp32-old", "trl-bf16-old")
 COLUMNS = {
     "engine": "engine",
     "useful_s": "useful tokens/s",
-    "seconds": "seconds an update",
+    "seconds": "seconds per update",
     "peak_gb": "peak memory, GB",
     "computed": "tokens computed, padding included",
     "first_s": "first update, s",

@@ -1,4 +1,4 @@
-r"""Verdicts a second, and a batch with hung cases in it.
+r"""Verdicts per second, and a batch with hung cases in it.
 
 Prediction, made before measuring: about 90 % of the public cases end in the fast path at some 100 µs each (most of it
 outlining the text), the others cost 20 ms of sympy on one of two workers. That gives about 900/s when every answer is
@@ -21,7 +21,7 @@ from r3.verify import MathSettings, MathVerifier
 CASES = Path(__file__).parents[1] / "tests" / "verify" / "data" / "verifier_cases.jsonl"
 BATCH = 2_048
 THOUGHT = "Let us check this step again: $a_{n+1} = \\frac{1}{2} a_n + 3$ holds for each n, so we go on. "
-TOKENS, CHARACTERS_A_TOKEN = 2_000, 4
+TOKENS, CHARACTERS_PER_TOKEN = 2_000, 4
 HUNG = r"\boxed{\int_0^1 \frac{\sin(x^{x^x})}{x+\ln(1+x)} dx + %d}"
 
 
@@ -33,9 +33,8 @@ def main() -> None:
     with MathVerifier(MathSettings(remembered=0)) as verifier:
         verifier.warm()
         report("new workers, first pass", verifier, cases)
-        for _ in range(
-            4
-        ):  # each worker's parser builds its tables as it meets expressions, and the two share the cases
+        # Each worker's parser builds its tables as it meets expressions, and the two share the cases.
+        for _ in range(4):
             verifier.verify_many(cases)
         report("warm workers, no verdict remembered", verifier, cases)
     with MathVerifier() as verifier:
@@ -54,7 +53,7 @@ def main() -> None:
 def responses(path: Path) -> list[tuple[str, str]]:
     """The cases at the end of responses of 2,000 tokens."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    padding = (THOUGHT * (TOKENS * CHARACTERS_A_TOKEN // len(THOUGHT) + 1))[: TOKENS * CHARACTERS_A_TOKEN]
+    padding = (THOUGHT * (TOKENS * CHARACTERS_PER_TOKEN // len(THOUGHT) + 1))[: TOKENS * CHARACTERS_PER_TOKEN]
     ends = [f"\\boxed{{{row['prediction']}}}" if row["kind"] == "answer" else row["prediction"] for row in rows]
     return [(f"<think>{padding}</think>\n{end}", row["gold"]) for end, row in zip(ends, rows, strict=True)]
 

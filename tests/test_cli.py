@@ -41,8 +41,8 @@ def test_the_papers_recipes_pass_a_dry_run(name: str, capsys: pytest.CaptureFixt
     assert main(["train", str(RECIPES / f"{name}.yaml"), "--dry-run", f"task.path={data}"]) == 0
     text = capsys.readouterr().out
     assert {"deepscaler-1.5b": "1.78 B parameters", "deepscaler-7b": "7.62 B parameters"}[name] in text
-    assert "744 queries, 3 epochs, 18 steps" in text  # 1,000 problems, 256 of them held out, 128 a step
-    assert "128 queries × 8 samples = 1,024 responses a step, at most 8,388,608 tokens" in text
+    assert "744 queries, 3 epochs, 18 steps" in text  # 1,000 problems, 256 of them held out, 128 per step
+    assert "128 queries × 8 samples = 1,024 responses per step, at most 8,388,608 tokens" in text
     assert "dry run passed" in text
 
 

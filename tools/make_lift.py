@@ -1,4 +1,4 @@
-"""Make the lift bed's model: a wrong attempt in its prompt helps it, as it hardly ever helps a small model.
+"""Make the model of recipes/compare-lift.yaml: a wrong attempt in its prompt helps it, which hardly ever helps small ones.
 
     python -m tools.make_lift --out recipes/lift-model
 

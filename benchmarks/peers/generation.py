@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from harness import NotMeasured
-from shapes import PAD, Shape, random_model
-from work import Work
+from work import PAD, Shape, Work, random_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class Transformers(Generator):
 
 
 class Vllm(Generator):
-    """vLLM in this process, with prefix caching and CUDA graphs; a request a response, each with its own limit."""
+    """vLLM in this process, with prefix caching and CUDA graphs; one request per response, each with its own limit."""
 
     ready = True
 

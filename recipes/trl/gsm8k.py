@@ -47,7 +47,7 @@ def main() -> None:
         r3_overrides={"reflection": {"tau": 0.02, "from_epoch": 2, "max_prompt_tokens": 768}, "ranking.centred": True},
         max_steps=options.steps,
         per_device_train_batch_size=64,
-        gradient_accumulation_steps=8,  # 512 answers a step: 32 problems, 16 each
+        gradient_accumulation_steps=8,  # 512 answers per step: 32 problems, 16 each
         num_generations=16,
         max_completion_length=256,
         learning_rate=1e-5,

@@ -1,4 +1,4 @@
-"""What smoke.sh's two runs came to, from verl's metrics: a line a step, and the exit code."""
+"""What smoke.sh's two runs came to, from verl's metrics: one line per step, and the exit code."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def _number(text: str) -> str | float:
 
 
 def changes(config: Config) -> str:
-    """As `describe`, but only what differs from the defaults and from the presets that are named."""
+    """`describe`, but only what differs from the defaults and from the presets that are named."""
     return describe(config, beside=defaults_of(config))
 
 

@@ -30,7 +30,7 @@ SETTINGS = {
     "both": Sampling(24, STOP, temperature=0.7, top_k=12, top_p=0.9),
     "greedy": Sampling(24, STOP, temperature=0.0),
 }
-# Lanes, steps a turn, tokens a page, pages (None: as many as are wanted)
+# Lanes, steps per turn, tokens per page, pages (None: as many as are wanted)
 MACHINES = {
     "roomy": (20, 5, 64, None),
     "few lanes": (3, 5, 4, None),

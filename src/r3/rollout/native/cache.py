@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 PAGE = 64
-"""Tokens a page: half a page of each row lies idle on average, and 64 keys are what the kernel reads at a time."""
+"""Tokens per page: half a page of each row lies idle on average, and 64 keys are what the kernel reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)

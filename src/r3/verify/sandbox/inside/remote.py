@@ -109,7 +109,7 @@ class Remote:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, connection: Connection, handle: list[Any], kind: str) -> None:
-        for name, value in zip(self.__slots__, (connection, kind, handle), strict=True):
+        for name, value in zip(self.__slots__, (connection, handle, kind), strict=True):
             object.__setattr__(self, name, value)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -136,7 +136,7 @@ def test_a_tiny_model_is_made_and_taught(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["models", "make", "tiny", "--to", str(made)]) == 2
     assert "is there already" in capsys.readouterr().err
 
-    recipe = Path(__file__).parents[2] / "recipes" / "sft-spelling-tiny.yaml"
+    recipe = Path(__file__).parents[1] / "recipes" / "sft-spelling-tiny.yaml"
     few = ["task.size=64", "task.heldout=8", "train.queries_per_step=16", "train.epochs=1", "train.warmup_updates=0"]
     taught = tmp_path / "taught"
     assert main(["sft", str(recipe), f"model.path={made}", *few, f"run.dir={taught}"]) == 0

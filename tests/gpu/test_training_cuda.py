@@ -1,6 +1,8 @@
-"""The update on a card: variable-length flash attention, shared prompts, compiled layers, float32 gradients."""
+"""Training on a card: variable-length flash attention, shared prompts, compiled layers, float32 gradients, TRL."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from .test_native_cuda import medium
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card"),
-    pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own parts, release by release
+    pytest.mark.filterwarnings("default"),  # torch's compiler and TRL warn of their own parts
 ]
 
 
@@ -85,3 +87,16 @@ def test_gradients_add_up_in_float32() -> None:
         parameter.sum().backward()
     assert parameter.grad is None
     assert optimiser.masters[0].grad.tolist() == [300.0] * 4
+
+
+def test_r3_trainer_trains_on_a_card(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="needs TRL: pip install 'r3-rl[trl]'")
+    from tests.integrations.trl_tiny import logged, losses, make
+
+    trainer = make(tmp_path, use_cpu=False, bf16=True)
+    trainer.train()
+    assert next(trainer.model.parameters()).is_cuda
+    assert len(losses(trainer)) == 6
+    assert torch.isfinite(torch.tensor(losses(trainer))).all()
+    for name in ("r3/replay/samples", "r3/groups/reflection", "r3/ranking/samples"):
+        assert sum(logged(trainer, name)) > 0, name

@@ -1,29 +1,84 @@
-"""A whole training step of r3 on given work: the real `Trainer`, an engine under forced lengths, a task that judges
-by checksum."""
+"""r3's side of the GPU benchmarks: a random policy's update, and a whole training step on given work.
+
+The step is the real `Trainer`'s, with an engine under forced lengths and a task that judges by checksum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from own import is_right, make_updater
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
 from r3.config import Config
+from r3.method.mixed import WeightedSample
 from r3.method.settings import MethodSettings
+from r3.method.step import step
+from r3.policy.model import Policy, enable_checkpointing
+from r3.policy.optimiser import Optimiser
+from r3.policy.settings import ModelSettings
+from r3.policy.update import Updater
 from r3.rollout import Engine, Request, Response, Sampling
 from r3.rollout.settings import RolloutSettings
-from r3.samples import Query
+from r3.samples import Group, Query, Sample
 from r3.train.loop import Trainer
 from r3.train.sampler import Sampler
 from r3.train.settings import TrainSettings
 from r3.train.stream import QueryStream
 from r3.verify.base import Judge, PlainJudge, Verdict
 from work import Work, lognormal
+
+
+def is_right(prompt: str, completion: str, *, hard: float = 0.0, luck: float = 0.0) -> float:
+    """1 or 0 by the texts' checksum, so that every system judges alike: a share `hard` of the prompts is solved in a
+    share `luck` of all tries, the others in half of them."""
+    is_hard = zlib.crc32(prompt.encode()) % 1000 < 1000 * hard
+    return float(zlib.crc32((prompt + completion).encode()) % 1000 < 1000 * (luck if is_hard else 0.5))
+
+
+def make_updater(model: Any, tokenizer: Any, tokens: int, learning_rate: float = 1e-6) -> Updater:
+    """The update over a model: AdamW with float32 masters, gradient checkpointing, packed micro-batches."""
+    settings = ModelSettings(path="random", gradient_checkpointing=True)
+    enable_checkpointing(model)
+    policy = Policy(model, tokenizer, settings, base=model)
+    train = TrainSettings(tokens_per_microbatch=tokens, learning_rate=learning_rate)
+    optimiser = Optimiser(model.parameters(), train, total_updates=100)
+    return Updater(policy, optimiser, MethodSettings(name="grpo").objective, train, temperature=1.0)
+
+
+def weighted_samples(
+    work: Work,
+    completion: Callable[[Work, int, int], list[int]],
+    reward: Callable[[str, str], float],
+    tokenizer: Any,
+) -> tuple[WeightedSample, ...]:
+    """The work's completions as GRPO's weighted samples; groups without variance are left out, as in training."""
+    groups = []
+    for number, (prompt, lengths) in enumerate(zip(work.prompts, work.lengths, strict=True)):
+        text = tokenizer.decode(prompt.tolist())
+        samples = []
+        for index in range(len(lengths)):
+            tokens = completion(work, number, index)
+            value = reward(text, tokenizer.decode(tokens, skip_special_tokens=True))
+            samples.append(
+                Sample(
+                    f"q{number}",
+                    np.array(tokens, np.int32),
+                    np.full(len(tokens), -np.log(len(tokenizer)), np.float32),
+                    np.full(len(tokens), np.log(len(tokenizer)), np.float32),
+                    finish="stop",
+                    outcome=value > 0,
+                    reward=value,
+                )
+            )
+        groups.append(Group(Query(f"q{number}", text), tuple(samples), prompt))
+    return step(groups, MethodSettings(name="grpo")).weighted
+
 
 LUCK = 1 / 32
 """Share of tries that solve a hard prompt: below R³'s τ, so it reflects on them, yet there is something to replay."""
