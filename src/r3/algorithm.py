@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
+from r3.errors import ConfigError
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
     Tokenizer,
@@ -256,6 +257,8 @@ class Algorithm:
         ]
 
     def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
+        if settings.advantage.scale == "mean":
+            _refuse_negative(groups)
         history = self._history(groups, version)
         return step(groups, settings, history=history, policy_version=version, seed=self.seed)
 
@@ -315,6 +318,17 @@ class Algorithm:
         before = self.earlier.history(few, outcome=True, limit=most, context="plain", distinct=distinct)
         as_new = {q: [replace(s, policy_version=0, step=0, id=None) for s in before.get(q, [])] for q in found}
         return {q: [*samples, *as_new[q]][:most] for q, samples in found.items()}
+
+
+def _refuse_negative(groups: Sequence[Group]) -> None:
+    """A mean that a negative reward has part in is nothing to divide by."""
+    for sample in (sample for group in groups for sample in group.samples if sample.reward < 0):
+        part, value = min(sample.reward_parts.items(), key=lambda item: item[1], default=("reward", sample.reward))
+        raise ConfigError(
+            f"method.advantage.scale=mean (maxrl) divides by a group's mean reward, so no reward may be negative, and "
+            f"an answer to query {sample.query_id!r} got {sample.reward:g} ({part} gave {value:g}): let {part} give 0 "
+            "or more, or set method.advantage.scale=std"
+        )
 
 
 def seed_of(name: str) -> int:

@@ -142,15 +142,18 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
     """Answers from a model."""
     from r3.config import validate
     from r3.errors import ConfigError
+    from r3.policy.hub import check_model
+
+    path = arguments.model if trained is None else str(trained.policy)
+    model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
+    config = validate({"model": model, "rollout": {"engine": arguments.engine, "max_rows": arguments.max_rows}})
+    check_model(config.model)  # before torch is imported for nothing
     from r3.evaluate.run import evaluate_model
     from r3.method.reflection import plain_prompt
     from r3.policy.model import Policy
     from r3.rollout.protocol import Sampling
     from r3.train.build import make_engine
 
-    path = arguments.model if trained is None else str(trained.policy)
-    model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
-    config = validate({"model": model, "rollout": {"engine": arguments.engine, "max_rows": arguments.max_rows}})
     policy = Policy.load(config.model)
     prompting = prompting_of(arguments, policy.tokenizer, trained)
     benchmarks = benchmarks_of(arguments, prompting, stack, trained)
