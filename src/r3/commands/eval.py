@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from r3.commands.eval_tasks import (
+    ALL_TASKS,
     JUDGES,
     OWN_TASK,
     PAPER_TASKS,
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from r3.policy.model import Policy
     from r3.samples import Query
 
-EPILOG = """\
+EPILOG = f"""\
+sets: {", ".join(ALL_TASKS[:9])},
+      {", ".join(ALL_TASKS[9:])}
+
 examples:
   r3 eval embedded --tasks arithmetic --samples 4 --max-tokens 44      in seconds, no network, no GPU
   r3 eval MODEL                                                        the paper's five benchmarks, 16 samples
