@@ -320,7 +320,8 @@ def test_a_preview_has_the_members_of_learn_and_stores_nothing(buffer: SampleBuf
 
 def test_the_readmes_loop_runs(buffer: SampleBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "r3.Algorithm" in block]
     trained: list[Any] = []
 
     def sample_and_judge(prompt: Any, step: int) -> list[Sample]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
+from r3.errors import ConfigError
 from r3.method.gate import RankingGate
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
@@ -284,6 +285,8 @@ class Algorithm:
         return needed
 
     def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
+        if settings.advantage.scale == "mean":
+            _refuse_negative(groups)
         joins = self.buffer.joins({group.query.id for group in groups}) if self._follows_replays else {}
         history = self._history(groups, version, joins)
         return step(groups, settings, history=history, joins=joins, policy_version=version, seed=self.seed)
@@ -364,6 +367,17 @@ def _used_up(joins: Mapping[bytes, Joins], most: int | None) -> set[bytes]:
 
 def _step_of(result: StepResult) -> int:
     return result.groups[0].group.samples[0].step
+
+
+def _refuse_negative(groups: Sequence[Group]) -> None:
+    """A mean that a negative reward has part in is nothing to divide by."""
+    for sample in (sample for group in groups for sample in group.samples if sample.reward < 0):
+        part, value = min(sample.reward_parts.items(), key=lambda item: item[1], default=("reward", sample.reward))
+        raise ConfigError(
+            f"method.advantage.scale=mean (maxrl) divides by a group's mean reward, so no reward may be negative, and "
+            f"an answer to query {sample.query_id!r} got {sample.reward:g} ({part} gave {value:g}): let {part} give 0 "
+            "or more, or set method.advantage.scale=std"
+        )
 
 
 def seed_of(name: str) -> int:
