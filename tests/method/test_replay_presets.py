@@ -42,7 +42,8 @@ def answers(outcomes: list[int], *, past: bool = False, seed: int = 0) -> list[S
 
 
 def stepped(name: str, fresh: list[Sample], past: list[Sample], **more: Any) -> StepResult:
-    return step([make_group(fresh)], settings_of(name, **more), history={"q": past}, policy_version=50)
+    groups = [make_group(fresh, revisited=True)]
+    return step(groups, settings_of(name, **more), history={"q": past}, policy_version=50)
 
 
 # ------------------------------------------------------------- worked examples
@@ -80,6 +81,14 @@ def test_exgrpo_puts_its_surest_success_in_the_place_of_a_fresh_answer() -> None
     assert len(result.samples) == 8  # the one whose place was taken is stored like the others
     weights = {w.weight for w in result.weighted}
     assert weights == {1 / (8 * LIMIT)}
+
+
+def test_exgrpo_leaves_queries_alone_that_come_in_their_turn() -> None:
+    past = answers([1, 1, 1, 0], past=True)
+    (mixed,) = step([make_group(answers([0] * 8))], settings_of("exgrpo"), history={"q": past}).groups
+    assert (mixed.replay, mixed.replayed) == ("off", ())
+    with pytest.raises(ValidationError, match="set revisit=on or another"):
+        settings_of("r3", replay={"when": "revisited"})
 
 
 @pytest.mark.parametrize(("x", "value", "slope"), [

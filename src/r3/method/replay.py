@@ -5,7 +5,8 @@
     mixed                   → none: the group already teaches
 
 Other methods replay more freely: `when: solve_none` leaves all-right groups alone, `when: always` lets past answers
-join any plain group (RePO, RLEP, ExGRPO), whatever its outcomes.
+join any plain group (RePO, RLEP), whatever its outcomes, `when: revisited` those of queries that the sampler asked
+before their turn (ExGRPO).
 
 Departures from the paper, and choices it leaves open:
 - Homogeneity is decided on right/wrong, never on the shaped reward, which differs even among right answers.
@@ -49,8 +50,10 @@ def wanted_outcomes(group: Group, settings: ReplaySettings) -> tuple[bool, ...]:
     """The outcomes to look for in the history: right for solve-none, wrong for solve-all, none for nothing to do."""
     if not settings.enabled or group.context.kind == "reflection":
         return ()
-    if settings.when == "always":
+    if settings.when == "always" or (settings.when == "revisited" and group.revisited):
         return (True, False) if settings.failures else (True,)
+    if settings.when == "revisited":
+        return ()
     if group.solve_none:
         return (True,)
     return (False,) if group.solve_all and settings.failures and settings.when == "homogeneous" else ()
@@ -102,7 +105,7 @@ def _why_not(group: Group, settings: ReplaySettings) -> ReplayReason:
         return "off"
     if group.context.kind == "reflection":
         return "reflection"
-    return "off" if group.solve_all else "mixed"
+    return "off" if group.solve_all or settings.when == "revisited" else "mixed"
 
 
 def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Generator | None) -> list[Sample]:
