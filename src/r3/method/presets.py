@@ -265,7 +265,8 @@ METHODS: Mapping[MethodName, Preset] = {
         needs="a buffer on disk",
         departures=(
             "the history is a query's newest 16 samples, whole steps old; buffer.per_query may keep more; no KL "
-            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, max variance is missing"
+            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, the highest reward first is "
+            "set, replay.order=max_variance and newest are there too"
         ),
     ),
     "rlep": Preset(

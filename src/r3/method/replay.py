@@ -14,7 +14,7 @@ Departures from the paper, and choices it leaves open:
 - Different texts come first; a repeated text joins only where fewer than k different ones exist. Replaying one easy
   success over and over is how modes collapse. (`distinct` = false takes them as they come.)
 - Newest first by default; `random` draws from the given history with a generator seeded by the caller;
-  `lowest_entropy` goes by the entropies at sampling time.
+  `lowest_entropy` goes by the entropies at sampling time, `max_variance` (RePO) takes the k whose rewards differ most.
 - A right answer first found in reflection may join a plain group ("cross-context"); a wrong one may not. What the
   policy does wrong with an attempt before its eyes is not what it does wrong without, and no clip bounds how often it
   would be pushed away, since nothing tells how likely it was under the plain prompt.
@@ -85,6 +85,8 @@ def choose_replay(
         return Replay((), "too_old")
     if len(young) < settings.min_history:
         return Replay((), "too_few")
+    if settings.order == "max_variance":
+        return Replay(_most_varied(young, settings), "joined")
     ordered = _ordered(young, settings, rng)
     chosen = _distinct_first(ordered) if settings.distinct else ordered
     return Replay(tuple(chosen[: settings.k]), "joined")
@@ -119,6 +121,29 @@ def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Gen
     if rng is None:
         raise ValueError("order = random needs a seeded generator: pass rng=numpy.random.default_rng(seed)")
     return [newest[i] for i in rng.permutation(len(newest))]
+
+
+def _most_varied(samples: list[Sample], settings: ReplaySettings) -> tuple[Sample, ...]:
+    """The k whose rewards have the largest variance, which are some of the lowest and some of the highest; newer ones
+    of equal rewards first. Where k different texts exist, no text is there twice (`distinct`)."""
+    newest = sorted(samples, key=by_age, reverse=True)
+    if settings.distinct:
+        first = _distinct_first(newest)
+        different = len({sample.tokens.tobytes() for sample in first})
+        newest = first[: max(different, settings.k)]
+    k = min(settings.k, len(newest))
+    lowest = sorted(newest, key=outcome_reward)
+    highest = sorted(newest, key=outcome_reward, reverse=True)
+    rewards = [outcome_reward(sample) for sample in lowest]
+
+    def spread(low: int) -> float:
+        return float(np.var(rewards[:low] + rewards[len(rewards) - (k - low) :]))
+
+    # Of equal spreads the most even split: rewards that are all alike would else come from one end.
+    low = max(range(k + 1), key=lambda low: (round(spread(low), 12), -abs(2 * low - k)))
+    right = highest[: k - low]
+    taken = {id(sample) for sample in right}
+    return (*right, *[sample for sample in lowest if id(sample) not in taken][:low])
 
 
 def by_age(sample: Sample) -> tuple[int, int, int]:

@@ -93,9 +93,9 @@ class ReplaySettings(Switchable):
     """Most past samples that join a group. Few, so that the fresh samples keep the say on their own baseline."""
     max_age: int | None = Field(None, ge=0)
     """Oldest sample that may join, in optimiser updates since it was drawn; None for any."""
-    order: Literal["newest", "random", "lowest_entropy", "highest_reward"] = "newest"
+    order: Literal["newest", "random", "lowest_entropy", "highest_reward", "max_variance"] = "newest"
     """Which candidates first: the newest (closest to the current policy), a seeded draw, those written with the lowest
-    mean entropy, or those with the highest reward."""
+    mean entropy, those with the highest reward, or the k whose rewards vary most (half right, half wrong)."""
     candidates: int = Field(8, ge=1)
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
     distinct: bool = True
