@@ -339,3 +339,29 @@ def test_the_readmes_loop_runs(buffer: SampleBuffer, tmp_path: Path, monkeypatch
     assert len(trained) == 4
     assert {w.origin for weighted in trained for w in weighted} >= {"fresh", "replayed"}
     assert isinstance(names["algorithm"], r3.Algorithm)
+
+
+def test_an_answer_found_in_reflection_is_counted_from_the_step_that_found_it(buffer: SampleBuffer) -> None:
+    settings = {"reflection": {"at_once": True}, "replay": {"max_repeats": 2}}
+    joined = []
+    for step in range(1, 5):
+        plain = make_group([make_sample(False, tokens=[9, step * 10 + i], step=step) for i in range(2)])
+        groups = [plain]
+        if step == 1:
+            right = make_sample(True, tokens=[9, 7], context=REFLECTION, step=1)
+            groups.append(make_group([right], context=REFLECTION))
+        joined.append(len(algorithm(buffer, **settings).learn(groups, version=step).groups[0].replayed))
+    assert joined == [1, 1, 0, 0]
+
+
+def test_the_answers_of_an_earlier_run_are_counted_too(buffer: SampleBuffer) -> None:
+    """The newest of them are used up first; then older ones take their turn, though only k of them are read."""
+    settings = MethodSettings.model_validate({"name": "r3", "replay": {"max_repeats": 1, "k": 1, "candidates": 1}})
+    replayed = []
+    with SampleBuffer(":memory:") as earlier:
+        earlier.add(answers("q", [True] * 3))
+        followed = Algorithm(settings, buffer, char_tokenizer(), earlier=earlier)
+        for step in range(1, 5):
+            wrong = make_group([make_sample(False, tokens=[8, step * 10 + i], step=step) for i in range(2)])
+            replayed += [s.tokens.tolist() for s in followed.learn([wrong], version=step).groups[0].replayed]
+    assert replayed == [[9, 3], [9, 2], [9, 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import r3
 from r3.errors import ConfigError, RunError, TaskError
-from tests.train.tiny import ROOT, read_metrics, run_r3, save_model
+from tests.train.tiny import ROOT, judge, read_metrics, run_r3, save_model
 
 ROWS = [{"id": f"q{i}", "problem": f"What is {i} + {i}?", "answer": str((i * 37) % 101)} for i in range(12)]
 
@@ -114,6 +115,106 @@ def test_a_run_with_its_rows_can_be_moved_and_resumed(tmp_path: Path) -> None:
     shutil.move(part.directory, moved)
     run_r3("train", "--resume", moved)
     assert read_metrics(moved) == read_metrics(whole.directory)
+
+
+def brief(completion: str) -> float:
+    """A reward that a module holds."""
+    return 1.0 / (1 + len(completion))
+
+
+class Scale:
+    """An object that can be called."""
+
+    def __call__(self, completion: str) -> float:
+        return len(completion) / 100
+
+
+def mixed_rewards() -> list[Any]:
+    """Every kind: by path, from a module, a closure, async, a lambda, an object."""
+    share = "50"
+
+    def half(completion: str) -> bool:
+        return judge(completion, share)
+
+    async def slow(completions: list[str], **columns: Any) -> list[float | None]:
+        return [None if columns["answer"] == ["0"] else 0.5]
+
+    short = {"function": lambda completion: len(completion) < 8, "name": "short", "weight": 0.1}
+    return ["tests.train.tiny.judge", brief, (half, 0.5), (slow, 2), short, Scale()]
+
+
+def refused(*arguments: Any) -> str:
+    """What `r3 …` says when it ends with exit code 2."""
+    done = run_r3(*arguments, check=False)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+def test_rewards_as_objects(tmp_path: Path) -> None:
+    sections = settings(tmp_path, task={"verifier": "math", "outcome": "judge"}, run={"dir": tmp_path / "part"})
+    part = r3.train(dataset=ROWS, rewards=mixed_rewards(), callbacks=[lambda step, _: step == 1], **sections)
+    names = ["judge", "brief", "half", "slow", "short", "Scale"]
+    assert {f"reward/{name}" for name in names} <= part.metrics[1].keys()
+    with part.buffer as buffer:
+        samples = [
+            s for found in buffer.history([row["id"] for row in ROWS]).values() for s in found if not s.truncated
+        ]
+    assert samples
+    assert all(sample.reward_parts.get("half") in (0.0, 0.5) for sample in samples)
+    assert {sample.reward_parts["slow"] for sample in samples if "slow" in sample.reward_parts} == {1.0}
+    assert [one.function for one in part.config.task.rewards] == [
+        *("tests.train.tiny.judge", "tests.test_api.brief"),
+        *["given"] * 4,
+    ]
+    assert part.evaluate()["total"] == 4
+
+    again = r3.Run(part.directory)
+    with pytest.raises(TaskError, match=r"'half' was given to r3\.train as an object.*rewards=\[…\]"):
+        again.evaluate()
+    with pytest.raises(TaskError, match="'half' was given"):
+        r3.train(resume=again)
+    assert "'half' was given" in refused("train", "--resume", part.directory)
+    assert "r3 eval --judge" in refused("eval", part.directory)
+    assert r3.Run(part.directory, rewards=mixed_rewards()).evaluate()["total"] == 4
+    with pytest.raises(ConfigError, match=r"made with other settings \(task\.rewards\)"):
+        r3.train(resume=again, rewards=mixed_rewards()[:-1])
+
+    whole = r3.train(dataset=ROWS, rewards=mixed_rewards(), **{**sections, "run": {"dir": tmp_path / "whole"}})
+    resumed = r3.train(resume=str(part.directory), rewards=mixed_rewards())
+    assert read_metrics(resumed.directory) == read_metrics(whole.directory)
+    assert r3.train(resume=resumed, train={"epochs": 2}).step == 4  # a run of this session still has them
+
+
+def test_a_reward_of_a_module_is_found_by_the_command_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "scores_of_mine.py").write_text("def odd(completion):\n    return len(completion) % 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    odd = importlib.import_module("scores_of_mine").odd
+    run = r3.train(dataset=ROWS, rewards=odd, **settings(tmp_path, train={"steps": 1}))
+    assert run.config.task.rewards[0].function == "scores_of_mine.odd"
+    run_r3("train", "--resume", run.directory, "train.steps=2")
+    assert r3.Run(run.directory).step == 2
+
+
+@pytest.mark.parametrize(
+    ("rewards", "more", "told"),
+    [
+        ([lambda completion: 1.0], {}, "a lambda has no name to log it by"),
+        ([Scale], {}, "number 1: .*Scale.* is no reward"),
+        ([brief, 0.5], {}, "number 2: 0.5 is no reward"),
+        ([brief, Scale()], {}, r"outcome is needed with several rewards.*\(brief, Scale\)"),
+        ([brief, (brief, 0.2)], {"outcome": "brief"}, "two rewards are called 'brief'"),
+        ([{"function": Scale(), "caged": True}], {}, "only a function named by its dotted path can be caged"),
+        ([brief], {"rewards": ["tests.train.tiny.judge"]}, r"rewards=… and task\.rewards both say"),
+        (["given"], {}, "'given' was given to r3.train as an object"),
+    ],
+)
+def test_what_is_no_reward_is_refused(rewards: Any, more: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, TaskError), match=told):
+        r3.train(dataset=ROWS, rewards=rewards, **settings(tmp_path, task={"verifier": "math", **more}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 def test_callbacks_are_told_of_steps_and_checkpoints_and_can_end_a_run(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from r3.compare.plan import seed_list
 from r3.compare.records import Record, condense, read_records
 from r3.compare.report import markdown, markdown_table
 from r3.compare.tables import Table, percent, times
+from r3.compare.targets import targets_of
 from r3.evaluate.passk import Estimate
 from tools import arena_page
 from tools.arena_page import canvas
@@ -89,7 +90,9 @@ def _words(name: str) -> str:
 
 
 def _page(name: str, comparison: Comparison) -> str:
-    made = markdown(comparison, [], title=MARK.format(name=name))
+    targets = targets_of(comparison)
+    first = [] if targets is None else [targets]
+    made = markdown(comparison, [], title=MARK.format(name=name), first=first)
     return f"{_words(name)}\n\n{made}\nHeld-out accuracy over generated tokens: [curves](curves.svg).\n"
 
 

@@ -20,7 +20,7 @@ from r3.verify import MathVerifier
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--method", default="r3", help="a preset of r3's: r3, r3-no-replay, …, or grpo")
+    parser.add_argument("--method", default="r3", help="a preset of r3's: r3, r3-paper, r3-no-replay, …, or grpo")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", default="runs/trl-gsm8k")
     parser.add_argument("--vllm", action="store_true", help="generate with vLLM in the same process")

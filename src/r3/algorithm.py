@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r3.buffer import SampleBuffer
-from r3.method.mixed import StepResult
+from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
     Tokenizer,
     WhyNot,
@@ -34,12 +34,14 @@ from r3.method.reflection import (
 from r3.method.replay import by_age, wanted_outcomes
 from r3.method.settings import MethodSettings
 from r3.method.step import members_with_entropies, step
-from r3.samples import PLAIN, Context, ContextKind, Group, IntArray, PromptText, Query, Sample
+from r3.samples import PLAIN, Context, ContextKind, FloatArray, Group, IntArray, Joins, PromptText, Query, Sample
 
 log = logging.getLogger(__name__)
 
 Batch = Sequence[tuple[Query, int]]
 """Queries, each with the epoch it is met in; a query may be there twice."""
+Joined = Mapping[str, Mapping[bytes, Joins]]
+"""How past answers fared in replay, by query and fingerprint."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,6 +227,13 @@ class Algorithm:
             self._was_paused = paused
         return paused
 
+    def missing(self, groups: Sequence[Group], queries: int) -> int:
+        """How many of a batch's `queries` groups have no variance, for which resampling wants other queries (DAPO)."""
+        resample = self.settings.resample
+        if not resample.enabled or resample.fill == "copy":
+            return 0
+        return max(0, queries - sum(map(is_mixed, groups)))
+
     # ---------------------------------------------------------------- learn
 
     def learn(self, groups: Sequence[Group], *, version: int) -> StepResult:
@@ -234,7 +243,23 @@ class Algorithm:
         the id under which the buffer now holds it.
         """
         result = self._mixed(groups, self.settings, version)
-        return result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
+        stored = result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
+        if self._follows_replays:
+            self.buffer.note_joined(_step_of(result), [sample for mixed in result.groups for sample in mixed.replayed])
+        return stored
+
+    def first_replayed(self, result: StepResult, logprobs: Mapping[int, FloatArray]) -> None:
+        """Keep the log-probs, by weighted sample, that those had at this step which were drawn under another prompt."""
+        if self.settings.replay.ratio == "drawn":
+            return
+        replayed = [i for i, w in enumerate(result.weighted) if w.origin == "replayed" and w.recomputed]
+        self.buffer.keep_logprobs(_step_of(result), [(result.weighted[i].sample, logprobs[i]) for i in replayed])
+
+    @property
+    def _follows_replays(self) -> bool:
+        """Whether the buffer is to say how past answers fared in replay."""
+        replay = self.settings.replay
+        return replay.enabled and (replay.max_repeats is not None or replay.ratio == "first_replayed")
 
     def preview(self, groups: Sequence[Group], *, version: int) -> StepResult:
         """What `learn` will let join the groups, for trainers that need to know before there are entropies.
@@ -255,15 +280,16 @@ class Algorithm:
         ]
 
     def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
-        history = self._history(groups, version)
-        return step(groups, settings, history=history, policy_version=version, seed=self.seed)
+        joins = self.buffer.joins({group.query.id for group in groups}) if self._follows_replays else {}
+        history = self._history(groups, version, joins)
+        return step(groups, settings, history=history, joins=joins, policy_version=version, seed=self.seed)
 
-    def _history(self, groups: Sequence[Group], version: int) -> dict[str, list[Sample]]:
+    def _history(self, groups: Sequence[Group], version: int, joins: Joined) -> dict[str, list[Sample]]:
         """Past samples of the outcomes that each group lacks (or of all), as far as the age cap reaches."""
         past: dict[str, list[Sample]] = {}
         for outcome in (True, False):
             ids = [g.query.id for g in groups if outcome in wanted_outcomes(g, self.settings.replay)]
-            for query_id, samples in self._candidates(ids, outcome, version).items():
+            for query_id, samples in self._candidates(ids, outcome, version, joins).items():
                 past.setdefault(query_id, []).extend(samples)
         if self.settings.replay.when in ("always", "revisited"):  # the newest of both outcomes together
             past = {q: sorted(s, key=by_age, reverse=True)[: self.settings.replay.candidates] for q, s in past.items()}
@@ -282,7 +308,7 @@ class Algorithm:
                 right.setdefault(group.query.id, []).extend(sample for sample in group.samples if sample.outcome)
         return right
 
-    def _candidates(self, ids: Sequence[str], outcome: bool, version: int) -> dict[str, list[Sample]]:
+    def _candidates(self, ids: Sequence[str], outcome: bool, version: int, joins: Joined) -> dict[str, list[Sample]]:
         if not ids:
             return {}
         settings = self.settings.replay
@@ -295,25 +321,45 @@ class Algorithm:
             context=context,
             since_version=since,
             distinct=settings.distinct,
+            joined_below=settings.max_repeats,
         )
-        # One older sample where no young one is: it will not join, but the metrics can say that age was the reason.
-        bare = [query_id for query_id, samples in young.items() if not samples] if since is not None else []
+        # One other sample where none fits: it will not join, but the metrics can say that age or use was the reason.
+        bounded = since is not None or settings.max_repeats is not None
+        bare = [query_id for query_id, samples in young.items() if not samples] if bounded else []
         older = self.buffer.history(bare, outcome=outcome, limit=1, context=context) if bare else {}
         found = {**young, **older}
-        return self._with_earlier(found) if outcome else found
+        return self._with_earlier(found, joins) if outcome else found
 
-    def _with_earlier(self, found: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
+    def _with_earlier(self, found: dict[str, list[Sample]], joins: Joined) -> dict[str, list[Sample]]:
         """The successes, filled up with those of the earlier run, which count as drawn before this one's first update.
 
         They have no ids, since those of two buffers would clash.
         """
         if self.earlier is None:
             return found
-        most, distinct = self.settings.replay.candidates, self.settings.replay.distinct
+        settings = self.settings.replay
+        most = settings.candidates
         few = [query_id for query_id, samples in found.items() if len(samples) < most]
-        before = self.earlier.history(few, outcome=True, limit=most, context="plain", distinct=distinct)
-        as_new = {q: [replace(s, policy_version=0, step=0, id=None) for s in before.get(q, [])] for q in found}
+        used_up = {q: _used_up(joins.get(q, {}), settings.max_repeats) for q in few}
+        limit = most + max(map(len, used_up.values()), default=0)  # the used-up ones may be the newest
+        before = self.earlier.history(few, outcome=True, limit=limit, context="plain", distinct=settings.distinct)
+        as_new = {
+            q: [
+                replace(s, policy_version=0, step=0, id=None)
+                for s in before.get(q, [])
+                if s.fingerprint not in used_up[q]
+            ]
+            for q in found
+        }
         return {q: [*samples, *as_new[q]][:most] for q, samples in found.items()}
+
+
+def _used_up(joins: Mapping[bytes, Joins], most: int | None) -> set[bytes]:
+    return set() if most is None else {text for text, past in joins.items() if past.times >= most}
+
+
+def _step_of(result: StepResult) -> int:
+    return result.groups[0].group.samples[0].step
 
 
 def seed_of(name: str) -> int:

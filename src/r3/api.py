@@ -7,7 +7,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from r3.config import Config
     from r3.policy.model import Policy
     from r3.tasks import Task
+    from r3.tasks.given import AnyReward, GivenRewards
     from r3.train.callbacks import AnyCallback
     from r3.view.serving import Viewer
 
@@ -34,6 +35,7 @@ def train(
     *,
     dataset: Rows | Any = None,
     heldout: Rows | Any = None,
+    rewards: Sequence[AnyReward] | AnyReward | None = None,
     callbacks: Sequence[AnyCallback] = (),
     resume: str | Path | Run | None = None,
     allow_changed_data: bool = False,
@@ -44,12 +46,15 @@ def train(
     `recipe` is a recipe's path or its content; `settings` lie over it, a keyword for each section: `method="grpo"`,
     `train={"steps": 20}`, `model={"path": "…", "lora": {"enabled": True}}`. `dataset` are rows to train on in place of
     a file (`task.path`), `heldout` rows to evaluate on; both are kept in the run's directory, so that it can be resumed
-    anywhere. `callbacks` are told of every step and checkpoint, and may end the run. `resume` goes on with a run.
+    anywhere. `rewards` are functions in place of `task.rewards`: each alone, with its weight, or as a mapping with a
+    recipe's keys; of several, `task={"outcome": NAME}` names the one that says right or wrong. `callbacks` are told of
+    every step and checkpoint, and may end the run. `resume` goes on with a run.
     Bad input raises `ConfigError` or `TaskError`, both ValueErrors, before anything is written.
     """
     overrides = list(_flat(settings))
+    given = _given(rewards, overrides)
     if resume is not None:
-        return _resumed(resume, recipe, dataset, heldout, overrides, callbacks, allow_changed_data)
+        return _resumed(resume, recipe, dataset, heldout, overrides, given, callbacks, allow_changed_data)
     if allow_changed_data:
         raise ConfigError("allow_changed_data is for resume: a new run takes the data as it is")
     from r3.config import load_config
@@ -58,17 +63,27 @@ def train(
     if dataset is None:
         if heldout is not None:
             raise ConfigError("heldout=… goes with dataset=…; for data in files set task.path and task.heldout_path")
-        config = load_config(source, overrides)
-        return _trained(config, None, callbacks)
+        config = _finding(given, load_config(source, overrides))
+        return _trained(config, None, given, callbacks)
     with _kept(source, overrides, dataset, heldout) as config:
-        return _trained(config, None, callbacks)
+        return _trained(_finding(given, config), None, given, callbacks)
 
 
 class Run:
     """A run in its directory, finished or not: what `r3.train` returns, or `r3.Run("runs/…")` opens."""
 
-    def __init__(self, directory: str | Path, *, stopped_by: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        rewards: Sequence[AnyReward] | AnyReward = (),
+        stopped_by: str | None = None,
+    ) -> None:
+        """`rewards` as for `r3.train`: needed to evaluate a run whose rewards were objects that no module holds."""
+        from r3.tasks.given import given_rewards
+
         self.directory = Path(directory)
+        self._given = given_rewards(rewards)
         self.stopped_by = stopped_by
         """The signal that ended `r3.train` early, 'callback' if one did, else None."""
         self._files = RunFiles(self.directory)
@@ -135,7 +150,7 @@ class Run:
             stop_tokens=policy.stop_tokens,
             temperature=config.evaluate.temperature if temperature is None else temperature,
         )
-        task = _task(config, dataset)
+        task = _task(config, dataset, self._given.functions)
         with contextlib.closing(task.judge):
             queries = task.heldout if dataset is None else task.train
             if not queries:
@@ -208,6 +223,25 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + key, str(value) if isinstance(value, os.PathLike) else value
 
 
+def _given(rewards: Any, overrides: list[tuple[str, Any]]) -> GivenRewards:
+    """The rewards that were given as objects; what settings can say of them joins the overrides."""
+    from r3.tasks.given import given_rewards
+
+    if rewards is None:
+        return given_rewards(())
+    if "task.rewards" in dict(overrides):
+        raise ConfigError("rewards=… and task.rewards both say what an answer is worth; give one of them")
+    given = given_rewards(rewards)
+    overrides.append(("task.rewards", given.settings))
+    return given
+
+
+def _finding(given: GivenRewards, config: Config) -> Config:
+    """The config, with the folders that the given functions' modules lie in, so that a resume finds them."""
+    folders = list(dict.fromkeys([*config.task.functions_in, *given.folders]))
+    return config.model_copy(update={"task": config.task.model_copy(update={"functions_in": folders})})
+
+
 @contextlib.contextmanager
 def _kept(recipe: Any, overrides: list[tuple[str, Any]], dataset: Any, heldout: Any) -> Iterator[Config]:
     """A config whose task reads the rows, written into the run's directory; taken back if the run does not begin."""
@@ -251,6 +285,7 @@ def _resumed(
     dataset: Any,
     heldout: Any,
     overrides: list[tuple[str, Any]],
+    given: GivenRewards,
     callbacks: Sequence[AnyCallback],
     allow_changed_data: bool,
 ) -> Run:
@@ -259,28 +294,40 @@ def _resumed(
     if recipe is not None or dataset is not None or heldout is not None:
         raise ConfigError("resume goes on with a run's own recipe and data: give resume=… and the settings to change")
     path = resume.directory if isinstance(resume, Run) else Path(resume)
-    return _trained(resumed_config(path, overrides=overrides), path, callbacks, allow_changed_data=allow_changed_data)
+    if isinstance(resume, Run) and not given.settings:
+        given = resume._given
+    config = _finding(given, resumed_config(path, overrides=overrides))
+    return _trained(config, path, given, callbacks, allow_changed_data=allow_changed_data)
 
 
 def _trained(
-    config: Config, resume: Path | None, callbacks: Sequence[AnyCallback], *, allow_changed_data: bool = False
+    config: Config,
+    resume: Path | None,
+    given: GivenRewards,
+    callbacks: Sequence[AnyCallback],
+    *,
+    allow_changed_data: bool = False,
 ) -> Run:
     from r3.train.session import run_path
     from r3.train.session import train as run_session
 
-    finished = run_session(config, resume, allow_changed_data=allow_changed_data, callbacks=callbacks)
+    more: dict[str, Any] = {"callbacks": callbacks, "functions": given.functions}
+    finished = run_session(config, resume, allow_changed_data=allow_changed_data, **more)
     if finished is None:  # another process leads
-        return Run(resume or run_path(config))
-    return Run(finished.directory, stopped_by=finished.stopped_by)
+        run = Run(resume or run_path(config))
+    else:
+        run = Run(finished.directory, stopped_by=finished.stopped_by)
+    run._given = given
+    return run
 
 
-def _task(config: Config, dataset: Any) -> Task:
+def _task(config: Config, dataset: Any, functions: Mapping[str, Callable[..., Any]]) -> Task:
     """The run's own task, or the same with other rows to ask."""
     from r3.tasks import load_task
     from r3.tasks.settings import FileSettings
 
     if dataset is None:
-        return load_task(config.task, config.run.seed)
+        return load_task(config.task, config.run.seed, functions=functions)
     if not isinstance(config.task, FileSettings):
         raise ConfigError(
             f"evaluate(dataset=…) is for runs on files or rows; this one made its problems ({config.task.name})"
@@ -290,4 +337,4 @@ def _task(config: Config, dataset: Any) -> Task:
         path.write_bytes(_json_lines(rows_of(dataset)))
         whole = {"path": str(path), "heldout_path": None, "heldout": 0, "rows": None, "max_prompt_tokens": None}
         unfiltered = {"min_difficulty": None, "max_difficulty": None}
-        return load_task(config.task.model_copy(update=whole | unfiltered), config.run.seed)
+        return load_task(config.task.model_copy(update=whole | unfiltered), config.run.seed, functions=functions)

@@ -1,6 +1,6 @@
 """One validated config tree: defaults, then a YAML recipe, then `key=value` overrides.
 
-Unknown keys are refused with the nearest valid one, bad values with the reason; all of them at once, each on a line.
+Unknown keys are refused with the nearest valid one, bad values with the reason; all at once, each on its own line.
 `config_text.describe` prints the resolved tree with every setting's help text; what it prints reads back as a recipe.
 """
 
@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from r3.buffer.settings import BufferSettings
-from r3.config_text import describe, explain
+from r3.config_text import describe, explain, load_yaml
 from r3.errors import ConfigError
 from r3.evaluate.settings import EvaluateSettings
 from r3.method.presets import reset, reset_objective
@@ -28,13 +28,12 @@ from r3.settings import Settings
 from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
-from r3.yaml_text import load_yaml
 
 Tree = TypeVar("Tree", bound=BaseModel)
 
 
 class Config(Settings):
-    """All of `r3 train`."""
+    """All settings of `r3 train`."""
 
     model: ModelSettings = Field(default_factory=ModelSettings)
     task: AnyTaskSettings = Field(default_factory=ArithmeticSettings)
@@ -97,13 +96,13 @@ class Config(Settings):
 
     @property
     def evaluation_limit(self) -> int:
-        """Tokens that a held-out answer may have."""
+        """How many tokens a held-out answer may have."""
         return self.evaluate.max_tokens or self.rollout.max_tokens
 
     def settled(self) -> Config:
-        """With everything filled in that one section leaves to another: what a run computes with.
+        """The config with everything filled in that one section leaves to another: what a run computes with.
 
-        What it writes down is the config as it is, so that another method can be named over it later.
+        What the run writes down is the config as it is, so that another method can be named over it later.
         """
         objective = self.method.objective
         if objective.constant_length is None:
@@ -138,7 +137,7 @@ def load_config(recipe: Path | Mapping[str, Any] | None, overrides: Iterable[str
 
 
 def _with_folders(config: Config, recipe: Path | None) -> Config:
-    """With the folders that the task's functions are looked for in, so that a resume from elsewhere finds them."""
+    """The config with the folders in which the task's functions are looked for, so that a resume finds them."""
     task = config.task
     if not task.own_functions or task.functions_in:
         return config
@@ -225,19 +224,19 @@ def set_value(given: dict[str, Any], key: str, value: Any) -> None:
     the section's other settings stay, and later overrides lie over it. So does `method.objective=gspo`.
     """
     *sections, last = key.split(".")
-    place = given
+    branch = given
     for section in sections:
-        below = place.get(section)
+        below = branch.get(section)
         if not isinstance(below, dict):  # absent, or a short form (replay: off, method: grpo) that is now spelt out
             below = {} if below is None else {"enabled": below} if isinstance(below, bool) else {"name": below}
-            place[section] = below
-        place = below
+            branch[section] = below
+        branch = below
     if isinstance(value, str) and _names_a_preset(given, [*sections, last], value):
         return
-    if isinstance(place.get(last), dict) and not isinstance(value, dict):
-        place[last]["enabled" if isinstance(value, bool) else "name"] = value
+    if isinstance(branch.get(last), dict) and not isinstance(value, dict):
+        branch[last]["enabled" if isinstance(value, bool) else "name"] = value
     else:
-        place[last] = value
+        branch[last] = value
     if key in ("task", "task.name") and isinstance(given["task"], dict):
         given["task"] = of_its_family(given["task"])
 
@@ -247,12 +246,12 @@ def _names_a_preset(given: dict[str, Any], path: list[str], name: str) -> bool:
     section = path[:-1] if path[-1] == "name" else path
     if section not in (["method"], ["method", "objective"]):
         return False
-    place = given
+    branch = given
     for part in section:
-        below = place.get(part)
-        place[part] = below if isinstance(below, dict) else {}  # a short form names what is replaced
-        place = place[part]
-    (reset if section == ["method"] else reset_objective)(place, name)
+        below = branch.get(part)
+        branch[part] = below if isinstance(below, dict) else {}  # a short form names what is replaced
+        branch = branch[part]
+    (reset if section == ["method"] else reset_objective)(branch, name)
     return True
 
 
@@ -266,13 +265,18 @@ def _number(text: str) -> str | float:
 
 def changes(config: Config) -> str:
     """As `describe`, but only what differs from the defaults and from the presets that are named."""
+    return describe(config, beside=defaults_of(config))
+
+
+def defaults_of(config: Config) -> Config:
+    """The defaults, with what the presets set that the config names."""
     method = config.method
     preset = MethodSettings(name=method.name)
     objective = preset.objective
     if method.objective.name != objective.name:  # another is named: only its name and what differs from it
         objective = ObjectiveSettings(name=method.objective.name).model_copy(update={"name": objective.name})
     beside = preset.model_copy(update={"name": MethodSettings().name, "objective": objective})
-    return describe(config, beside=Config().model_copy(update={"method": beside}))
+    return Config().model_copy(update={"method": beside})
 
 
 def dump(config: Config, folder: Path | None = None) -> str:

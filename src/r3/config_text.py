@@ -1,4 +1,7 @@
-"""What a tree of settings says of itself: every setting with its help, and what is wrong with what was given."""
+"""Settings as text: YAML from people read safely, errors explained, every setting written out with its help.
+
+What Python's YAML reader would choke on, or blow up to gigabytes, becomes one line.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from yaml.nodes import Node
+
+from r3.errors import ConfigError
 
 
 def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
-    """One of pydantic's complaints in a line, with the setting that was probably meant."""
+    """One of pydantic's complaints as one line, with the setting that was probably meant."""
     where, sections = _located([str(part) for part in problem["loc"]], tree)
     key = ".".join(where) or "config"
     if problem["type"] == "extra_forbidden":
@@ -109,14 +115,14 @@ def _all_sections(tree: type[BaseModel]) -> Iterator[type[BaseModel]]:
 def _sections(field: FieldInfo) -> dict[str, type[BaseModel]]:
     """The kinds of section that a field may hold, by the tag that pydantic tells them apart by; most have one kind."""
     kinds = get_args(field.annotation) or (field.annotation,)
-    found = {}
+    sections = {}
     for kind in kinds:
         annotation = get_args(kind)[0] if get_args(kind) and not isinstance(kind, type) else kind
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             name = annotation.model_fields.get("name")
             tags = get_args(name.annotation) if name is not None else ()
-            found[str(tags[0]) if len(tags) == 1 else annotation.__name__] = annotation
-    return found
+            sections[str(tags[0]) if len(tags) == 1 else annotation.__name__] = annotation
+    return sections
 
 
 def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = None) -> str:
@@ -145,3 +151,51 @@ def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = 
 def _choices(field: FieldInfo) -> str:
     options = [a for a in get_args(field.annotation) if isinstance(a, str)]
     return f" One of: {', '.join(options)}." if len(options) > 1 else ""
+
+
+MOST_CHARACTERS = 1_000_000
+MOST_ALIASES = 100
+"""Repeated use of a named part (`*name`) multiplies: nine lines of ten such uses each are a billion values."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with a limit on aliases, which a recipe hardly needs."""
+
+    aliases = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > MOST_ALIASES:
+                raise ConfigError(f"more than {MOST_ALIASES} uses of named parts (*name); write them out")
+        return super().compose_node(parent, index)
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """The value of a text; ConfigError says that `where` is not valid, and why."""
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{where} has {len(text):,} characters; a recipe has at most {MOST_CHARACTERS:,}")
+    try:
+        value = yaml.load(text, _Loader)  # derived from the safe one
+        _count(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is not valid YAML: nested too deeply") from error
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+        # The last four come from PyYAML's own conversions: numbers of 5,000 digits, a 13th month, odd keys.
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
+    return value
+
+
+def _count(value: Any, left: int = 100_000) -> int:
+    """Walk through the value as a reader would, following aliases; ConfigError where that never ends."""
+    if left <= 0:
+        raise ConfigError("its named parts add up to more than 100,000 values; write less")
+    if isinstance(value, dict):
+        for key, below in value.items():
+            left = _count(below, _count(key, left))
+    elif isinstance(value, list | tuple | set):
+        for below in value:
+            left = _count(below, left)
+    return left - 1

@@ -1,4 +1,4 @@
-"""A lock on a file that dies with the process that took it: one trainer to a run directory, one writer to a buffer.
+"""A lock on a file that dies with the process that took it: one trainer per run directory, one writer per buffer.
 
 It is `flock`'s, which belongs to the open file and so to forked children too: they close their copy at once, or a
 surviving worker would keep a dead run locked. The file stays behind after use; only the lock on it counts.

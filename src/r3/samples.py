@@ -8,11 +8,11 @@ models, files or the method. A `Sample` is one trajectory: what the policy wrote
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,12 @@ class Query:
     """What stands behind the question in the prompt, so that a reflection prompt can ask for it again."""
     chat_options: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     """What the chat template gets besides the turns, e.g. {'enable_thinking': False}."""
+    demonstration: str = ""
+    """A right answer in full, as a model would write it; empty where the task has none."""
+    hints: tuple[str, ...] = ()
+    """From the vaguest to the plainest, each of them whole by itself."""
+    feedback: str = ""
+    """What a critic says of wrong answers to it, where that is known beforehand."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -193,6 +199,15 @@ class Sample:
         return replace(self, outcome=outcome, reward=reward, reward_parts=parts, verdict=verdict)
 
 
+class Joins(NamedTuple):
+    """How past samples of one text fared in replay."""
+
+    times: int
+    """How often one of them joined a group."""
+    logprobs: FloatArray | None
+    """Of its tokens under the prompt and the policy that first replayed it, where these were kept. [length]"""
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """The samples drawn for one query under one prompt: the unit of comparison (and of the baseline)."""
@@ -254,9 +269,3 @@ def _readonly(values: Any, dtype: type[np.generic], name: str, query_id: str) ->
     array = np.ascontiguousarray(array, dtype=dtype).view()
     array.flags.writeable = False
     return array
-
-
-def mean_outcome(samples: Sequence[Sample]) -> float:
-    """Share of right answers among verified samples; NaN for none."""
-    verified = [sample.outcome for sample in samples if sample.outcome is not None]
-    return float(np.mean(verified)) if verified else float("nan")

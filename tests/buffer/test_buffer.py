@@ -326,3 +326,31 @@ def test_reflection_is_set_against_plain_answers_to_the_same_queries_in_the_same
         assert buffer.reflected(2) == ((2, 1), (4, 1))
         buffer.forget_after(2)
         assert buffer.reflected(100) == ((4, 2), (4, 1))
+
+
+def test_ledger_overview_and_find_against_plain_counting():
+    with SampleBuffer(":memory:", per_query=3, total=None) as buffer:
+
+        def add(outcome: bool, query: str, step: int, context: Context = PLAIN) -> None:
+            buffer.add([make_sample(step, query, outcome=outcome, step=step, context=context)])
+
+        for step in (1, 2, 3):
+            add(step == 2, "easy", step)
+            add(step == 2, "easy", step)
+            add(False, "hard", step)
+        shown = Context("reflection", 3)
+        add(True, "hard", 3, shown)
+        assert buffer.ledger("easy") == [(1, "plain", 2, 0), (2, "plain", 2, 2), (3, "plain", 2, 0)]
+        assert buffer.ledger("hard")[-1] == (3, "reflection", 1, 1)
+        assert buffer.ledger("nobody") == []
+        overview = buffer.overview(hardest=1)
+        assert [rate.query_id for rate in overview.hardest] == ["hard"]
+        assert overview.hardest[0][1:] == (3, 0, 3)
+        assert overview.never_solved == 1
+        assert [at.step for at in overview.over_time] == [1, 2, 3]
+        last, stats = overview.over_time[-1], buffer.stats()
+        assert (last.right, last.wrong, last.evicted) == (stats.right, stats.wrong, stats.evicted)
+        assert sum(row.right + row.wrong for row in overview.by_age) == stats.samples
+        samples = buffer.find([1, 10, 99])
+        assert sorted(samples) == [1, 10]  # 1 was evicted, 99 never was
+        assert samples[10].context == shown

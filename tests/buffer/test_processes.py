@@ -1,4 +1,7 @@
-"""Writers that are killed, and readers beside a writer: with real processes."""
+"""Writers that are killed, and readers beside a writer: with real processes.
+
+Run as a program, this file is such a writer: it adds small batches for ever and acknowledges each on standard output.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,45 @@ import sys
 from pathlib import Path
 
 from r3.buffer import SampleBuffer
-from tests.buffer.helpers import everything, rounded
-from tests.buffer.writer_process import batch
+from tests.buffer.helpers import everything, make_sample, rounded
 
 ROOT = Path(__file__).parents[2]
 QUERIES = [f"q{i}" for i in range(5)]
 
 
+def _batch(first_id: int) -> list:
+    """The batch that starts with this id: its samples follow from it, so that any reader can tell what they were."""
+    return [
+        make_sample(first_id + i, f"q{(first_id + i) % 5}", length=1 + (first_id + i) * 37 % 700, step=first_id)
+        for i in range(1 + first_id % 7)
+    ]
+
+
+def _write() -> None:
+    with SampleBuffer(sys.argv[1], per_query=None, total=None) as buffer:
+        stats = buffer.stats()
+        next_id = stats.samples + 1
+        while True:
+            ids = buffer.add(_batch(next_id))
+            assert ids[0] == next_id
+            next_id = ids[-1] + 1
+            os.write(1, f"{ids[-1]}\n".encode())
+
+
 def _start_writer(path: Path) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tests.buffer.writer_process", str(path)]
+    command = [sys.executable, "-m", "tests.buffer.test_processes", str(path)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
 
 
 def _expected(samples: int) -> dict[int, dict]:
     """What a buffer of so many samples holds."""
-    found = {}
-    while len(found) < samples:
-        first = len(found) + 1
-        found |= {first + i: rounded(sample) for i, sample in enumerate(batch(first))}
-    assert len(found) == samples, "the buffer holds part of a batch"
-    return found
+    expected: dict[int, dict] = {}
+    while len(expected) < samples:
+        first = len(expected) + 1
+        expected |= {first + i: rounded(sample) for i, sample in enumerate(_batch(first))}
+    assert len(expected) == samples, "the buffer holds part of a batch"
+    return expected
 
 
 def test_no_acknowledged_sample_is_lost_when_the_writer_is_killed(tmp_path):
@@ -88,3 +109,7 @@ def test_a_reader_opens_what_a_killed_writer_left(tmp_path):
         found = everything(reader, QUERIES)
         assert len(found) >= acknowledged
         assert found == _expected(len(found))
+
+
+if __name__ == "__main__":
+    _write()

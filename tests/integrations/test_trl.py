@@ -253,7 +253,8 @@ def test_two_processes_and_a_resume(tmp_path: Path) -> None:
     ("more", "fix"),
     [
         ({"mask_truncated_completions": True}, "r3-no-ranking"),
-        ({"r3_overrides": {"resample": {"enabled": True}}}, "loss_type='dapo'"),
+        ({"r3_method": "dapo", "r3_overrides": None}, "set loss_type='dapo' and epsilon_high=0.28"),
+        ({"r3_method": "dapo", "r3_overrides": None, "loss_type": "grpo"}, "set loss_type='dapo'"),
         ({"loss_type": "bnpo"}, "use one of grpo"),
         ({"scale_rewards": "batch"}, "use 'group' or 'none'"),
         ({"r3_overrides": {"objective": {"clip_high": 0.3}}}, "epsilon_high"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from r3.method.replay import choose_replay, outcome_reward
 from r3.method.settings import ReplaySettings
-from r3.samples import Group, Sample
+from r3.samples import Group, Joins, Sample
 from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, samples_of
 
 
@@ -134,3 +134,34 @@ def test_without_distinct_the_newest_join_repeated_or_not(history: list[Sample],
     chosen = choose_replay(group, history, settings, policy_version=20).samples
     versions = sorted((s.policy_version for s in history), reverse=True)
     assert [s.policy_version for s in chosen] == versions[:k]
+
+
+@given(
+    st.lists(samples_of("q", True), min_size=1, max_size=10),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 3), min_size=10, max_size=10),
+    st.booleans(),
+)
+def test_no_text_joins_more_often_than_it_may(
+    history: list[Sample], k: int, most: int, before: list[int], distinct: bool
+) -> None:
+    joins = {sample.fingerprint: Joins(n, None) for sample, n in zip(history, before, strict=False) if n}
+    settings = ReplaySettings(k=k, max_repeats=most, distinct=distinct)
+    replay = choose_replay(make_group([make_sample(False)] * 2), history, settings, policy_version=20, joins=joins)
+    texts = [sample.tokens.tobytes() for sample in history]
+    room = {
+        text: max(
+            0,
+            most
+            - max(
+                (joins[s.fingerprint].times for s in history if s.tokens.tobytes() == text and s.fingerprint in joins),
+                default=0,
+            ),
+        )
+        for text in texts
+    }
+    joined = [sample.tokens.tobytes() for sample in replay.samples]
+    assert all(joined.count(text) <= room[text] for text in texts)
+    assert len(joined) == min(k, sum(min(room[text], texts.count(text)) for text in set(texts)))
+    assert replay.reason == ("joined" if joined else "used_up")

@@ -98,7 +98,7 @@ FORKING, FLAT, COMPLETE = truncated(0, 0, 0, 3), truncated(1, 1, 1, 2), make_sam
 
 
 def test_ranking_pays_truncated_answers_of_solve_none_groups_only() -> None:
-    settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2})
+    settings = MethodSettings(name="r3-paper", ranking={"peak_fraction": 0.25, "max_reward": 0.2})
     none = step([make_group([FORKING, FLAT, COMPLETE])], settings)
     assert none.groups[0].rewards == (0.2, 0.0, 0.0)
     assert none.counts["ranking/samples"] == 2
@@ -251,8 +251,9 @@ def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group,
 def test_ranking_rewards_alone_may_keep_their_own_size(
     batch: tuple[Group, ...], history: dict[str, list[Sample]]
 ) -> None:
-    whole = step(batch, MethodSettings(name="r3"), history=history, policy_version=20)
-    own = step(batch, MethodSettings(name="r3", ranking={"standardised": False}), history=history, policy_version=20)
+    paper, own_size = MethodSettings(name="r3-paper"), {"standardised": False}
+    whole = step(batch, paper, history=history, policy_version=20)
+    own = step(batch, MethodSettings(name="r3-paper", ranking=own_size), history=history, policy_version=20)
     for one, other in zip(whole.groups, own.groups, strict=True):
         assert one.rewards == other.rewards
         if any(one.group.outcomes) or one.replayed or not one.ranked:
@@ -268,7 +269,7 @@ def test_ranking_rewards_may_be_kept_from_teaching_alone(
     batch: tuple[Group, ...], history: dict[str, list[Sample]]
 ) -> None:
     def result(**ranking: Any) -> StepResult:
-        return step(batch, MethodSettings(name="r3", ranking=ranking), history=history, policy_version=20)
+        return step(batch, MethodSettings(name="r3-paper", ranking=ranking), history=history, policy_version=20)
 
     free, held, without = result(), result(alone=False), result(enabled=False)
     if without.weighted:  # something else teaches
@@ -283,6 +284,6 @@ def test_ranking_rewards_may_be_kept_from_teaching_alone(
 def test_a_batch_with_ranking_rewards_alone_makes_an_update_or_none() -> None:
     ranked, mixed = make_group([FORKING, FLAT, COMPLETE]), make_group([make_sample(False), make_sample(True)])
     for alone, trained in ((True, 3), (False, 0)):
-        settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "alone": alone})
+        settings = MethodSettings(name="r3-paper", ranking={"peak_fraction": 0.25, "alone": alone})
         assert len(step([ranked], settings).weighted) == trained
         assert len(step([ranked, mixed], settings).weighted) == 5  # beside an outcome they teach either way

@@ -17,9 +17,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from r3.cli import main
 from r3.errors import ConfigError
-from r3.models.catalogue import CATALOGUE
 from r3.models.convert import SENTENCE, check_chat, check_folder, check_numbers, perplexity, split_digits
-from r3.models.source import find_weights
+from r3.models.fetch import CATALOGUE, find_weights
 from tests.tokenizing import CHAT_TEMPLATE
 
 SMOL = CATALOGUE["smollm2-135m"]
@@ -80,7 +79,7 @@ def test_weights_that_know_no_english_are_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert perplexity(model, tokenizer.encode(SENTENCE)) == pytest.approx(len(tokenizer), rel=0.01)  # knows nothing
-    with pytest.raises(ConfigError, match="not converted rightly"):
+    with pytest.raises(ConfigError, match="the conversion failed"):
         check_folder(tmp_path, digits=True)
 
 

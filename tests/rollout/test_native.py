@@ -17,9 +17,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 from r3.rollout import Request, Sampling
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native import NativeEngine
-from r3.rollout.native.fused_linear import Siblings, side_by_side
-from r3.rollout.native.pages import OutOfPages, PagePool
-from r3.rollout.native.schedule import Drawn, Schedule
+from r3.rollout.native.fused_linear import FusedLinears, side_by_side
+from r3.rollout.native.schedule import Drawn, OutOfPages, PagePool, Schedule
 from r3.rollout.transformers import TransformersEngine
 
 from .models import ARCHITECTURES, SHAPE, VOCABULARY, answers, build, requests_of, shared
@@ -212,11 +211,11 @@ def test_rows_that_rounding_decides_do_not_make_a_model_unknown(
             native(model)
 
 
-def test_siblings_share_storage_and_stay_the_same_parameters() -> None:
+def test_fused_layers_share_storage_and_stay_the_same_parameters() -> None:
     model = build("qwen2")
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     ids = {name: id(parameter) for name, parameter in model.named_parameters()}
-    siblings = Siblings(model)
+    fused = FusedLinears(model)
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == ids
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name])
@@ -228,7 +227,7 @@ def test_siblings_share_storage_and_stay_the_same_parameters() -> None:
     assert whole.data_ptr() == attention.q_proj.weight.data_ptr(), "laid out once, not again"
     x = torch.randn(3, SHAPE["hidden_size"])
     expected = [projection(x) for projection in projections]
-    with siblings():
+    with fused():
         torch.testing.assert_close([attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)], expected)
 
 

@@ -18,9 +18,8 @@ from pydantic import ValidationError
 from r3.cli import main
 from r3.rollout.settings import RolloutSettings
 from r3.rollout.vllm.common import check_version, cpu_cache_bytes
-from r3.rollout.vllm.publish import Publisher, fetch
 from r3.rollout.vllm.servers import VllmServerEngine
-from r3.rollout.weights import merged_weights
+from r3.rollout.vllm.weights import Publisher, fetch, merged_weights
 from tests.train.tiny import overrides
 
 from .models import build, shared

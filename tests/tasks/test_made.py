@@ -14,7 +14,7 @@ from r3.errors import ConfigError, TaskError
 from r3.samples import Query
 from r3.tasks import Task, load_task
 from r3.tasks.settings import GradedArithmeticSettings, ReasoningGymSettings
-from r3.train.sft import written
+from r3.tasks.written import written
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "letter_counting": {"min_words": 3, "max_words": 6},  # strings

@@ -31,11 +31,11 @@ def groups_of(run: Path) -> list[tuple[int, int, dict]]:  # type: ignore[type-ar
 
 def test_the_overview_draws_every_chart_and_opens_a_step(finished: Path, serve: Serve, page: Page) -> None:
     visit(page, serve(finished))
-    assert page.locator(".chart").count() == 17
+    assert page.locator(".grid").first.locator(".chart").count() == 17
     titles = page.locator(".chart h3").all_inner_texts()
     for title in ("Accuracy", "Reward", "Groups", "Truncated", "Entropy", "Length", "Seconds a step", "What R³ did"):
         assert any(text.startswith(title) for text in titles)
-    assert page.locator(".chart canvas").count() == 17
+    assert page.locator(".grid").first.locator("canvas").count() == 17
     assert "finished · step 6 of 6" in page.locator(".status").inner_text()
     page.keyboard.press("ArrowRight")  # the cursor is one for all charts
     page.keyboard.press("ArrowRight")
@@ -180,7 +180,7 @@ def test_no_page_is_wider_than_a_phone(finished: Path, serve: Serve, page: Page,
     page.set_viewport_size({"width": 390, "height": 780})
     page.emulate_media(color_scheme=scheme)
     url = serve(finished)
-    for address in ("overview", "steps/5", "group/5/0/0", "queries", "query/q1", "buffer"):
+    for address in ("overview", "steps/5", "group/5/0/0", "queries", "query/q1", "buffer", "settings"):
         visit(page, url, f"#/0/{address}")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390, address
 
@@ -193,7 +193,7 @@ def test_the_theme_and_the_list_of_keys(finished: Path, serve: Serve, page: Page
     page.keyboard.press("?")
     assert page.locator("dialog[open] tr").count() == 10
     page.keyboard.press("Escape")
-    for key, name in (("2", "steps"), ("3", "queries"), ("4", "buffer"), ("1", "overview")):
+    for key, name in (("2", "steps"), ("3", "queries"), ("4", "buffer"), ("5", "settings"), ("1", "overview")):
         page.keyboard.press(key)
         page.wait_for_selector(f"[data-page={name}]")
 

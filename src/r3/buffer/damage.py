@@ -9,38 +9,38 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
-from r3.buffer import schema, stored, totals
-from r3.buffer.errors import SampleBufferError, explained
+from r3.buffer import codec, database, replays, totals
+from r3.buffer.database import SampleBufferError, explained
 from r3.buffer.totals import Totals
 
 
 def problems(db: sqlite3.Connection, path: str) -> list[str]:
     """One line for each problem found; an empty list for a sound file."""
     try:
-        found = [row[0] for row in db.execute("PRAGMA integrity_check")]
+        lines = [row[0] for row in db.execute("PRAGMA integrity_check")]
     except sqlite3.DatabaseError as error:
         return [f"pages: {error}"]
-    found = [f"pages: {line}" for line in found if line != "ok"]
-    found += _unreadable(db, path)
+    complaints = [f"pages: {line}" for line in lines if line != "ok"] + _unreadable(db, path)
     try:
         wrong = totals.disagreement(db)
     except (sqlite3.DatabaseError, TypeError) as error:  # TypeError: a damaged row may hold text where numbers were
         wrong = str(error)
-    return found if wrong is None else [*found, f"totals: {wrong}"]
+    return complaints if wrong is None else [*complaints, f"totals: {wrong}"]
 
 
 def _unreadable(db: sqlite3.Connection, path: str) -> list[str]:
-    found = []
+    complaints = []
     try:
         for (sample_id,) in db.execute("SELECT id FROM samples"):
             try:
-                stored.read(db, path, sample_id)
+                codec.read(db, path, sample_id)
             except (SampleBufferError, sqlite3.DatabaseError) as error:
-                found.append(f"sample {sample_id}: {error}")
+                complaints.append(f"sample {sample_id}: {error}")
     except sqlite3.DatabaseError as error:
-        found.append(f"samples: {error}")
-    return found
+        complaints.append(f"samples: {error}")
+    return complaints
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Salvaged:
     unreadable: tuple[int, ...]
     """Ids whose rows are damaged."""
     missing: int | None
-    """Samples that the totals count but nobody found, unreadable ones included; None if the totals are lost too."""
+    """Samples that the totals count and the copy lacks, unreadable ones included; None if the totals are lost too."""
     ledger_kept: bool
     """False: it was damaged and is rebuilt from the copied samples; attempts of samples settled before are lost."""
 
@@ -65,6 +65,7 @@ class _Books:
     attempts: list[tuple[int, ...]]
     steps: list[Totals]
     settled: tuple[int, int]
+    joined: list[list[Any]]
 
 
 def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Salvaged:
@@ -72,13 +73,13 @@ def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> S
     origin, goal = os.fspath(source), os.fspath(target)
     if os.path.exists(goal):
         raise SampleBufferError(f"{goal}: exists already; salvage into a new file")
-    with closing(schema.connect_reader(origin)) as damaged_db:
+    with closing(database.connect_reader(origin)) as damaged_db:
         with explained(origin, "reading how far its ids go"):
             end = _end_of_ids(damaged_db)
-        lock = schema.lock_for_writing(goal)
+        lock = database.lock_for_writing(goal)
         try:
-            writer, doing = schema.connect_writer(goal), explained(goal, f"salvaging {origin}")
-            with closing(writer), doing, schema.transaction(writer, "BEGIN IMMEDIATE") as db:
+            writer, doing = database.connect_writer(goal), explained(goal, f"salvaging {origin}")
+            with closing(writer), doing, database.transaction(writer, "BEGIN IMMEDIATE") as db:
                 books = _read_books(damaged_db)
                 keys = {uid: key for key, uid in books.queries} if books else {}
                 kept, unreadable = _copy_samples(damaged_db, origin, db, end, keys)
@@ -111,6 +112,7 @@ def _read_books(db: sqlite3.Connection) -> _Books | None:
             attempts=db.execute("SELECT query, reflection, step, tried, solved FROM attempts").fetchall(),
             steps=[Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
             settled=db.execute("SELECT step, rows FROM settled").fetchone(),
+            joined=replays.exported(db),
         )
         last = books.steps[-1] if books.steps else Totals()
         tried, solved = sum(row[3] for row in books.attempts), sum(row[4] for row in books.attempts)
@@ -127,13 +129,13 @@ def _copy_samples(
     kept, unreadable = 0, []
     for sample_id in range(1, end):
         try:
-            row = stored.read(source, origin, sample_id)
+            row = codec.read(source, origin, sample_id)
         except (SampleBufferError, sqlite3.DatabaseError):
             unreadable.append(sample_id)
             continue
         if row is not None:
             key = keys.setdefault(row.sample.query_id, len(keys) + 1)
-            stored.insert(db, row.sample, sample_id, key, row.evicted_at)
+            codec.insert(db, row.sample, sample_id, key, row.evicted_at)
             kept += 1
     return kept, unreadable
 
@@ -148,5 +150,6 @@ def _write_books(db: sqlite3.Connection, books: _Books | None, keys: dict[str, i
     else:
         db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", books.attempts)
         db.execute("UPDATE settled SET step = ?, rows = ?", books.settled)
+        replays.restore(db, books.joined)
     for row in totals.rebuild(db, {row.step: row for row in books.steps} if books else {}):
         totals.save(db, row)

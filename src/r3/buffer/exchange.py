@@ -1,9 +1,9 @@
 """The whole buffer as one file that other tools read: `.jsonl`, `.jsonl.gz` or `.parquet`, by its suffix.
 
-One record a sample, in order of id, evicted ones included (`evicted_at` is not null). Before them comes the header
-(the first line; in Parquet, the file's metadata under `r3`) with what samples cannot tell: query order, ledger, totals.
-So an import gives back the same buffer, down to ids, rates, and how far it can be rewound. Memory does not grow with
-the number of tokens.
+There is one record per sample, in order of id, evicted ones included (`evicted_at` is not null). The header before
+them (the first line; in Parquet, the file's metadata under `r3`) says what samples cannot tell: query order, ledger,
+totals. So an import gives back the same buffer, down to ids, rates, and how far it can be rewound. Memory does not grow
+with the number of tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from r3.buffer import schema, stored, totals
-from r3.buffer.errors import SampleBufferError
+from r3.buffer import codec, database, replays, totals
+from r3.buffer.database import SampleBufferError
 from r3.buffer.totals import Totals
 from r3.samples import Context, Sample
 
@@ -58,7 +58,7 @@ def export(db: sqlite3.Connection, path: str, target: str) -> int:
     """Write all to `target`, which appears under its name only when it is complete."""
     write = _by_suffix(target, _write_jsonl, _write_parquet)
     part = f"{target}.part"
-    counted = _Counted(stored.scan(db, path))
+    counted = _Counted(codec.scan(db, path))
     try:
         write(part, target.endswith(".gz"), _header(db), counted)
         with open(part, "rb") as file:
@@ -72,18 +72,18 @@ def export(db: sqlite3.Connection, path: str, target: str) -> int:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
-    schema.sync_directory(target)
+    database.sync_directory(target)
     return counted.n
 
 
 class _Counted:
     """An iterator that remembers how many it gave."""
 
-    def __init__(self, items: Iterable[stored.Stored]) -> None:
+    def __init__(self, items: Iterable[codec.Stored]) -> None:
         self._items = iter(items)
         self.n = 0
 
-    def __iter__(self) -> Iterator[stored.Stored]:
+    def __iter__(self) -> Iterator[codec.Stored]:
         for item in self._items:
             self.n += 1
             yield item
@@ -98,10 +98,11 @@ def _header(db: sqlite3.Connection) -> _Record:
         "steps": [list(row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
         "settled": list(db.execute("SELECT step, rows FROM settled").fetchone()),
         "digests": totals.digests(db),
+        "joined": replays.exported(db),
     }
 
 
-def _record(row: stored.Stored) -> _Record:
+def _record(row: codec.Stored) -> _Record:
     sample = row.sample
     return {
         "id": sample.id,
@@ -123,7 +124,7 @@ def _record(row: stored.Stored) -> _Record:
     }
 
 
-def _write_jsonl(part: str, compressed: bool, header: _Record, samples: Iterable[stored.Stored]) -> None:
+def _write_jsonl(part: str, compressed: bool, header: _Record, samples: Iterable[codec.Stored]) -> None:
     with _open_text(part, "wt", compressed) as file:
         file.write(json.dumps(header) + "\n")
         for row in samples:
@@ -134,7 +135,7 @@ def _write_jsonl(part: str, compressed: bool, header: _Record, samples: Iterable
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
-def _write_parquet(part: str, _: bool, header: _Record, samples: Iterable[stored.Stored]) -> None:
+def _write_parquet(part: str, _: bool, header: _Record, samples: Iterable[codec.Stored]) -> None:
     arrow, parquet = _arrow(part)
     whole, array = arrow.int64(), arrow.list_(arrow.float32())
     types = dict.fromkeys(_FIELDS, whole) | {
@@ -173,7 +174,7 @@ def import_(db: sqlite3.Connection, source: str) -> int:
     for where, record in records:
         try:
             sample = _sample(record, keys, last_id)
-            stored.insert(db, sample, record["id"], keys[sample.query_id], record["evicted_at"])
+            codec.insert(db, sample, record["id"], keys[sample.query_id], record["evicted_at"])
         except (ValueError, TypeError, OverflowError) as error:
             raise SampleBufferError(
                 f"{source}: {where}: {error}; repair or export it again, nothing was imported"
@@ -197,6 +198,7 @@ def _restore_books(db: sqlite3.Connection, source: str, header: _Record) -> None
         db.execute("UPDATE settled SET step = ?, rows = ?", header["settled"])
         for step, digest in header.get("digests", []):  # exports of earlier versions have none
             db.execute("INSERT INTO digests VALUES (?, ?)", (step, bytes.fromhex(digest)))
+        replays.restore(db, header.get("joined", []))
     except (KeyError, TypeError, ValueError, sqlite3.IntegrityError, *_UNBINDABLE) as error:
         raise SampleBufferError(
             f"{source}: the header is incomplete or wrong ({error!r}); export it again, nothing was imported"
@@ -235,7 +237,7 @@ def _sample(record: Any, keys: dict[str, int], last_id: int) -> Sample:
     )
 
 
-_Records = Iterator[tuple[str, _Record]]  # with where each stands
+_Records = Iterator[tuple[str, _Record]]  # each with the line or row it stands in
 
 
 def _read_jsonl(source: str) -> tuple[_Record, _Records]:

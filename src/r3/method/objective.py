@@ -23,7 +23,8 @@ Departures from the paper, and choices it leaves open:
 - A gate drops replayed tokens that the policy has left far behind: π_prox/π_behave outside [1/gate, gate] gives w = 0,
   whatever the correction.
 - A sample drawn under another prompt has no behaviour log-probs for this one: π_behave := π_prox, so w = 1 each time it
-  is replayed, and neither correction nor clip nor gate bounds how far its repetition may pull. Shaping by π does. The
+  is replayed, and neither correction nor clip nor gate bounds how far its repetition may pull. Shaping by π does, and
+  so does `replay.ratio` = first_replayed: π_behave is then the policy that first replayed the sample here. The
   diagnostics count such tokens as `other_context` and leave them out of ratios and effective sample size, where they
   would look perfectly on-policy.
 - A is a token's own: methods that compare whole answers give all tokens of one the same.

@@ -7,7 +7,8 @@ punishes answers near the length limit; `reward.length_bonus` and `reward.overlo
 
 Naming a preset sets every key of `GOVERNED` to what the preset says, or to the default where it says nothing, and
 beside them what the preset itself sets (`governed`); all other settings (how many samples R³ replays, when reflection
-gives up, …) are left as they are.
+gives up, …) are left as they are. R³ and its ablations set every switch that has a paper's way and another (`LETTER`),
+so that naming one of them says which; their numbers (k, τ, budgets, templates) are the recipe's.
 
 Departures that all presets share: rewards of outcomes are 0 and 1 (papers with ±1: the same after normalising, and
 penalties are halved to keep their proportion); the standard deviation is the population's, where most code divides by
@@ -39,6 +40,7 @@ MethodName = Literal[
     "rlep",
     "exgrpo",
     "r3",
+    "r3-paper",
     "r3-no-replay",
     "r3-no-reflection",
     "r3-no-ranking",
@@ -99,6 +101,42 @@ _OFF: Mapping[str, Any] = {"enabled": False}
 _PLAIN: Mapping[str, Any] = {"replay": _OFF, "reflection": _OFF, "ranking": _OFF}
 """The three mechanisms of R³ off."""
 _R3 = "arXiv 2601.19620"
+
+LETTER: Mapping[str, Mapping[str, Any]] = {
+    "replay": {
+        "when": "homogeneous",
+        "mode": "join",
+        "baseline": "joint",
+        "failures": True,
+        "max_repeats": None,
+        "ratio": "drawn",
+    },
+    "reflection": {
+        "train_as": "reflection",
+        "window": None,
+        "when": "hard",
+        "at_once": False,
+        "budget": "extra",
+        "max_share": 1.0,
+        "min_lift": 0.0,
+    },
+    "ranking": {"scope": "truncated", "centred": False, "standardised": True, "alone": True},
+}
+"""The paper's way, of every switch that R³ and its ablations govern."""
+
+BY_EVIDENCE: Mapping[str, Mapping[str, Any]] = {
+    "replay": {},
+    "reflection": {"window": 16, "at_once": True, "budget": "shared", "min_lift": 2.0},
+    "ranking": {"centred": True, "standardised": False, "alone": False},
+}
+"""What `r3` and its ablations have instead, since experiments speak for it (docs/results.md); keys of `LETTER`."""
+
+
+def _r3(without: str | None = None) -> dict[str, dict[str, Any]]:
+    """R³ as `r3` has it, whole or without one of its mechanisms."""
+    sections = {name: {**switches, **BY_EVIDENCE[name]} for name, switches in LETTER.items()}
+    return sections if without is None else {**sections, without: {**sections[without], **_OFF}}
+
 
 METHODS: Mapping[MethodName, Preset] = {
     "grpo": Preset(
@@ -338,19 +376,32 @@ METHODS: Mapping[MethodName, Preset] = {
     "r3": Preset(
         "replay, reflection and ranking rewards for groups that teach nothing",
         _R3,
+        _r3(),
         needs="a buffer on disk, further rollouts for reflection",
         length_bonus=True,
     ),
+    "r3-paper": Preset(
+        "R³ with every switch at the paper's letter, whatever r3 or the recipe have instead",
+        _R3,
+        LETTER,
+        needs="a buffer on disk, further rollouts for reflection",
+        departures=(
+            "numbers (k, τ, p, R_max, …), templates, how a ranking reward is paid (ranking.centred, standardised, "
+            "alone) and what bounds stale samples (method.objective) are the recipe's; by default they are the paper's "
+            "but for objective.correction"
+        ),
+        length_bonus=True,
+    ),
     "r3-no-replay": Preset(
-        "R³ without replay", _R3, {"replay": _OFF}, needs="further rollouts for reflection", length_bonus=True
+        "R³ without replay", _R3, _r3("replay"), needs="further rollouts for reflection", length_bonus=True
     ),
     "r3-no-reflection": Preset(
-        "R³ without reflection", _R3, {"reflection": _OFF}, needs="a buffer on disk", length_bonus=True
+        "R³ without reflection", _R3, _r3("reflection"), needs="a buffer on disk", length_bonus=True
     ),
     "r3-no-ranking": Preset(
         "R³ without ranking rewards",
         _R3,
-        {"ranking": _OFF},
+        _r3("ranking"),
         needs="a buffer on disk, further rollouts for reflection",
         length_bonus=True,
     ),

@@ -13,11 +13,14 @@ Departures from the paper, and choices it leaves open:
 - Samples older than `max_age` updates stay out: very old data costs more than it teaches.
 - Different texts come first; a repeated text joins only where fewer than k different ones exist. Replaying one easy
   success over and over is how modes collapse. (`distinct` = false takes them as they come.)
+- An answer may join so many times and no more (`max_repeats`): where nothing else bounds its pull, its number does. It
+  is counted by its text, so that writing it again starts no new count.
 - Newest first by default; `random` draws from the given history with a generator seeded by the caller;
   `lowest_entropy` goes by the entropies at sampling time, `max_variance` (RePO) takes the k whose rewards differ most.
 - A right answer first found in reflection may join a plain group ("cross-context"); a wrong one may not. What the
   policy does wrong with an attempt before its eyes is not what it does wrong without, and no clip bounds how often it
-  would be pushed away, since nothing tells how likely it was under the plain prompt.
+  would be pushed away, since nothing tells how likely it was under the plain prompt. (`ratio` = first_replayed keeps
+  how likely a success was when it was first replayed there, and bounds its repetition by that.)
 - Reflection groups take no replay: their prompt shows a past attempt, which answers to other prompts do not answer.
 - A replayed wrong answer comes back with the reward of its outcome alone: a ranking reward compared it with the
   group it was drawn in, and means nothing in another.
@@ -26,16 +29,17 @@ Departures from the paper, and choices it leaves open:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from r3.method.settings import ReplaySettings
-from r3.samples import Group, Sample
+from r3.samples import Group, Joins, Sample
 
-ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old", "too_few"]
+ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old", "too_few", "used_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,13 @@ def choose_replay(
     settings: ReplaySettings,
     *,
     policy_version: int,
+    joins: Mapping[bytes, Joins] | None = None,
     rng: np.random.Generator | None = None,
 ) -> Replay:
     """The members of `history` (this query's past, in any order) that join `group`.
 
-    `policy_version` is that of the policy about to be trained; `rng` is needed for order = random.
+    `policy_version` is that of the policy about to be trained; `joins` says by fingerprint how often past answers have
+    joined before, for max_repeats; `rng` is needed for order = random.
     """
     wanted = wanted_outcomes(group, settings)
     if not wanted:
@@ -89,7 +95,8 @@ def choose_replay(
         return Replay(_most_varied(young, settings), "joined")
     ordered = _ordered(young, settings, rng)
     chosen = _distinct_first(ordered) if settings.distinct else ordered
-    return Replay(tuple(chosen[: settings.k]), "joined")
+    left = _not_used_up(chosen, settings.max_repeats, joins or {})
+    return Replay(tuple(left[: settings.k]), "joined" if left else "used_up")
 
 
 def is_young(sample: Sample, settings: ReplaySettings, policy_version: int) -> bool:
@@ -157,6 +164,21 @@ def _mean_entropy(sample: Sample) -> float:
             f"replay.order=lowest_entropy needs entropies, and a past sample of query {sample.query_id!r} has none"
         )
     return float(sample.entropies.mean(dtype=np.float64))
+
+
+def _not_used_up(samples: list[Sample], most: int | None, joins: Mapping[bytes, Joins]) -> list[Sample]:
+    """Those that may join once more, each in turn counted like the ones before."""
+    if most is None:
+        return samples
+    left: list[Sample] = []
+    now: Counter[bytes] = Counter()
+    for sample in samples:
+        text = sample.fingerprint
+        before = joins[text].times if text in joins else 0
+        if before + now[text] < most:
+            left.append(sample)
+            now[text] += 1
+    return left
 
 
 def _distinct_first(samples: list[Sample]) -> list[Sample]:

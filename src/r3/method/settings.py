@@ -100,6 +100,13 @@ class ReplaySettings(Switchable):
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
     distinct: bool = True
     """Different texts first; false takes them as they come, one easy success again and again if need be."""
+    max_repeats: int | None = Field(None, ge=1)
+    """An answer joins at most so many times, counted by its text over the whole run; None for any number."""
+    ratio: Literal["drawn", "first_replayed"] = "drawn"
+    """What the ratio of a sample that was drawn under another prompt is taken to. drawn: nobody knows how likely it was
+    under this one, so the policy of the step stands in, the ratio is 1 at each replay, and nothing bounds how far its
+    repetition pulls. first_replayed: its log-probs at the first replay are kept, and later ones are clipped, corrected
+    and gated against them."""
     failures: bool = True
     """Past failures join solve-all groups; false leaves those alone, and only solve-none ones get their successes.
     With when=always or revisited: past failures join like past successes."""

@@ -45,7 +45,7 @@ from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSamp
 from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import ReplayReason, choose_replay, outcome_reward
 from r3.method.settings import AdvantageSettings, MethodSettings, ObjectiveSettings, RankingSettings
-from r3.samples import Group, IntArray, Sample
+from r3.samples import FloatArray, Group, IntArray, Joins, Sample
 
 
 def step(
@@ -53,10 +53,13 @@ def step(
     settings: MethodSettings,
     *,
     history: Mapping[str, Sequence[Sample]] | None = None,
+    joins: Mapping[str, Mapping[bytes, Joins]] | None = None,
     policy_version: int = 0,
     seed: int = 0,
 ) -> StepResult:
     """Turn a batch of verified groups and their queries' history into weighted samples.
+
+    `joins` says how past answers fared in replay, by query and fingerprint, where the settings ask for it.
 
     A worked example. Four answers to one query, all wrong: GRPO learns nothing from them. The query's history
     holds one right answer, from two updates ago; it joins, and the five are compared with each other.
@@ -75,26 +78,36 @@ def step(
 
     A token weighs 1 / (1 group · 5 members · 2 tokens). The lone success has √(5−1) = 2, so the advantages sum to 0.
     """
-    past = history or {}
-    mixed = tuple(_mix(group, past.get(group.query.id, ()), settings, policy_version, seed) for group in groups)
+    past, joined = history or {}, joins or {}
+    mixed = tuple(
+        _mix(group, past.get(group.query.id, ()), joined.get(group.query.id, {}), settings, policy_version, seed)
+        for group in groups
+    )
     if settings.advantage.scale == "batch_std":
         mixed = _over_batch(mixed, settings)
     mixed = tuple(_by_itself(m, settings.advantage) for m in mixed)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
         mixed = tuple(_with_advantages(m, [0.0] * len(m.compared)) for m in mixed)
     times = times_counted(mixed, settings.resample, np.random.default_rng([seed, policy_version, len(mixed)]))
-    weighted = tuple(_weighted(mixed, times, settings))
+    weighted = tuple(_weighted(mixed, times, settings, joined))
     copies = {"resample/copies": sum(max(0, count - 1) for count in times)}
     return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version) | copies)
 
 
-def _mix(group: Group, history: Sequence[Sample], settings: MethodSettings, version: int, seed: int) -> MixedGroup:
+def _mix(
+    group: Group,
+    history: Sequence[Sample],
+    joins: Mapping[bytes, Joins],
+    settings: MethodSettings,
+    version: int,
+    seed: int,
+) -> MixedGroup:
     fresh, ranked = _rank(group, settings, version)
     # Seeded by query, so that the choice does not depend on which other groups are in the batch.
     rng = None
     if settings.replay.order == "random":
         rng = np.random.default_rng([seed, version, zlib.crc32(group.query.id.encode())])
-    replay = choose_replay(group, history, settings.replay, policy_version=version, rng=rng)
+    replay = choose_replay(group, history, settings.replay, policy_version=version, joins=joins, rng=rng)
     # One fresh sample at least stays, or there would be nothing to compare the past ones with.
     replaced = min(len(replay.samples), len(fresh) - 1) if settings.replay.mode == "replace" else 0
     stay = len(fresh) - replaced
@@ -231,7 +244,12 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[tuple[S
     return tuple(samples), len(paid)
 
 
-def _weighted(groups: Sequence[MixedGroup], times: Sequence[int], settings: MethodSettings) -> Iterator[WeightedSample]:
+def _weighted(
+    groups: Sequence[MixedGroup],
+    times: Sequence[int],
+    settings: MethodSettings,
+    joins: Mapping[str, Mapping[bytes, Joins]],
+) -> Iterator[WeightedSample]:
     in_loss = {g: members for g, mixed in enumerate(groups) if times[g] and (members := _in_loss(mixed, settings))}
     plain = [g for g in in_loss if groups[g].group.context.kind == "plain"]
     # The loss is a mean over all groups, or one per query, the plain one.
@@ -246,10 +264,28 @@ def _weighted(groups: Sequence[MixedGroup], times: Sequence[int], settings: Meth
             weight = token_weight(len(member.sample), counted, len(members), tokens, settings.objective) * times[g]
             prompts = training_prompts(groups[g].group, member, settings)
             for prompt, moved in prompts:
-                share = weight / len(prompts)
                 yield WeightedSample(
-                    prompt, member.sample, member.advantage, share, member.origin, moved, g, i, member.token_advantages
+                    prompt,
+                    member.sample,
+                    member.advantage,
+                    weight / len(prompts),
+                    member.origin,
+                    moved,
+                    g,
+                    i,
+                    member.token_advantages,
+                    _first_logprobs(member, settings, joins) if moved else None,
                 )
+
+
+def _first_logprobs(
+    member: Member, settings: MethodSettings, joins: Mapping[str, Mapping[bytes, Joins]]
+) -> FloatArray | None:
+    """Of a replayed sample from another context: its log-probs when it was first replayed, if the ratio is to those."""
+    if member.origin != "replayed" or settings.replay.ratio == "drawn":
+        return None
+    before = joins.get(member.sample.query_id, {}).get(member.sample.fingerprint)
+    return None if before is None else before.logprobs
 
 
 def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:

@@ -16,12 +16,12 @@ from r3.errors import ConfigError
 
 SENTENCE = "The capital of France is Paris. Water boils at one hundred degrees Celsius, and ice is frozen water."
 MOST_PERPLEXITY = 40.0
-"""Of any model worth training on that sentence; a scrambled one is in the thousands."""
+"""The perplexity that any model worth training has on that sentence; a scrambled one is in the thousands."""
 NUMBERS = ("7", "2024", "1234567890", "3 + 45 = 48", "x=120;   96/8")
 
 
 def convert(gguf: Path, folder: Path, *, digits: bool) -> list[str]:
-    """Write the folder and check it as a user would load it; what was found, a line each."""
+    """Write the folder and check it as a user would load it; one line for each thing checked."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils import logging
@@ -48,7 +48,7 @@ def convert(gguf: Path, folder: Path, *, digits: bool) -> list[str]:
 
 
 def split_digits(tokenizer: Any) -> None:
-    """Put the one-digit-a-token split before the tokenizer's other steps, as the original has it."""
+    """Put the split into one digit per token before the tokenizer's other steps, as the original has it."""
     from tokenizers import pre_tokenizers
 
     backend = tokenizer.backend_tokenizer
@@ -66,10 +66,10 @@ def check_folder(folder: Path, *, digits: bool) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     said = [check_numbers(tokenizer)] if digits else []
     said.append(check_chat(tokenizer))
-    found = perplexity(model, tokenizer.encode(SENTENCE))
-    if not found < MOST_PERPLEXITY:
-        raise ConfigError(f"{folder}: perplexity {found:.0f} on plain English; the weights were not converted rightly")
-    return [*said, f"perplexity on a sentence of plain English: {found:.1f}"]
+    measured = perplexity(model, tokenizer.encode(SENTENCE))
+    if not measured < MOST_PERPLEXITY:
+        raise ConfigError(f"{folder}: perplexity {measured:.0f} on plain English; the conversion failed")
+    return [*said, f"perplexity on a sentence of plain English: {measured:.1f}"]
 
 
 def check_numbers(tokenizer: Any) -> str:

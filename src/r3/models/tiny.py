@@ -1,4 +1,4 @@
-"""A tiny untrained model with a token a character: small enough to learn a task from nothing on a CPU in minutes.
+"""A tiny untrained model with one token per character: small enough to learn a task from nothing on a CPU in minutes.
 
 Its shape is that of the bundled model: 0.67 M parameters. `r3 sft` teaches it a task's written solutions, and then it
 is a policy like any other.
@@ -18,7 +18,7 @@ CHARACTERS = ("\n", *map(chr, range(32, 127)), "…")
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the model."""
+    """The dimensions of the model."""
 
     hidden: int = 128
     layers: int = 4

@@ -29,7 +29,7 @@ class Adapters:
     base: str
     """The folder or hub id of the model that they were trained on."""
     config: Any
-    """peft's."""
+    """peft's config of them."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -40,17 +40,17 @@ class Adapters:
 
 
 def adapters_in(path: str, settings: ModelSettings) -> Adapters | None:
-    """The adapters that `path` holds, or None if it holds a model of its own. Of a hub id, what is on this machine."""
+    """The adapters that `path` holds, or None if it holds a model of its own. For a hub id: what is on this machine."""
     try:
-        found = find_adapter_config_file(path, revision=settings.revision, local_files_only=True)
+        config_file = find_adapter_config_file(path, revision=settings.revision, local_files_only=True)
     except (OSError, ValueError):  # a hub id that is none: loading it as a model says so
         return None
-    if found is None:
+    if config_file is None:
         return None
     from peft import PeftConfig
 
     try:
-        config: Any = PeftConfig.from_pretrained(str(Path(found).parent))
+        config: Any = PeftConfig.from_pretrained(str(Path(config_file).parent))
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"model.path={settings.path}: its adapter_config.json cannot be read ({reason})") from error
@@ -99,7 +99,7 @@ def on(base: PreTrainedModel, folder: str, settings: ModelSettings, **options: A
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without a warning that is peft's (0.21) to mend: it asks after a name that transformers 5.23 warns of."""
+    """Silences a warning that peft 0.21 causes: it uses a name that transformers 5.23 deprecates."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         yield

@@ -43,9 +43,9 @@ class Layout:
     longest_K: int
     key_K: Tensor | None
     """Which tokens of the row those keys are; None where no segment has a prefix: the tokens themselves."""
-    place_Q: Tensor
+    index_Q: Tensor
     """For the padded form: flat index of each token into [S, longest_Q]."""
-    place_K: Tensor
+    index_K: Tensor
     """For the padded form: flat index of each key into [S, longest_K]."""
 
     @property
@@ -72,12 +72,12 @@ def layout_of(
     seen = [skip + length for skip, length in zip(before, lengths, strict=True)]
     position_T = torch.cat([torch.arange(skip, end) for skip, end in zip(before, seen, strict=True)])
     starts_K = torch.tensor([0, *seen]).cumsum(0)
-    place_Q = place_K = _places(lengths)
+    index_Q = index_K = _indices(lengths)
     key_K = None
     if any(before):
-        spans = [(prefix, own) for own, prefix in enumerate(prefixes)]
+        spans = [(prefix, segment) for segment, prefix in enumerate(prefixes)]
         key_K = torch.cat([torch.arange(starts[i], starts[i + 1]) for span in spans for i in span if i is not None])
-        key_K, place_K = to_device(key_K, device), _places(seen)
+        key_K, index_K = to_device(key_K, device), _indices(seen)
     return Layout(
         to_device(position_T, device),
         to_device(torch.tensor(starts, dtype=torch.int32), device),
@@ -85,8 +85,8 @@ def layout_of(
         max(lengths),
         max(seen),
         key_K,
-        to_device(place_Q, device),
-        to_device(place_K, device),
+        to_device(index_Q, device),
+        to_device(index_K, device),
     )
 
 
@@ -97,7 +97,7 @@ def to_device(x: Tensor, device: torch.device | str) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def _places(lengths: Sequence[int]) -> Tensor:
+def _indices(lengths: Sequence[int]) -> Tensor:
     """Flat index into [S, longest] of every packed token."""
     longest = max(lengths)
     return torch.cat([torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)])
@@ -174,15 +174,15 @@ def flash(
 def padded(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float | None, dropout: float, window: int | None
 ) -> Tensor:
-    q = _unpack(query, layout.place_Q, layout.segments, layout.longest_Q)
-    k, v = (_unpack(x, layout.place_K, layout.segments, layout.longest_K) for x in (key, value))
+    q = _unpack(query, layout.index_Q, layout.segments, layout.longest_Q)
+    k, v = (_unpack(x, layout.index_K, layout.segments, layout.longest_K) for x in (key, value))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     simple = layout.key_K is None and (window is None or window >= layout.longest_K)
     mask = None if simple else _mask(layout, window)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=simple, scale=scale, dropout_p=dropout)
-    return out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])[layout.place_Q]
+    return out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])[layout.index_Q]
 
 
 def _mask(layout: Layout, window: int | None) -> Tensor:

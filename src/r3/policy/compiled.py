@@ -1,7 +1,7 @@
-"""torch.compile by the layer: one compilation serves all layers of a model and every length, in seconds not minutes.
+"""torch.compile layer by layer: one compilation serves all layers of a model and every length, in seconds not minutes.
 
-The layers keep their own code and parameters; while `with layers():` runs, calls go to the compiled form. What torch
-compiles it also caches on disk, so that the next run finds it (TORCHINDUCTOR_CACHE_DIR says where).
+The layers keep their own code and parameters; while `with layers():` runs, calls go to the compiled form. torch
+caches on disk what it compiled, so that the next run finds it (TORCHINDUCTOR_CACHE_DIR says where).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CompiledLayers:
         """Compiled while the block runs. The first block is timed: it is the one that compiles."""
         if not self._compiled:
             self._compiled = [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]
-        before = [layer._compiled_call_impl for layer in self._layers]
+        originals = [layer._compiled_call_impl for layer in self._layers]
         started = time.perf_counter()
         for layer, compiled in zip(self._layers, self._compiled, strict=True):
             layer._compiled_call_impl = compiled
@@ -43,8 +43,8 @@ class CompiledLayers:
             with torch._dynamo.config.patch(recompile_limit=64, accumulated_recompile_limit=1024):
                 yield
         finally:
-            for layer, own in zip(self._layers, before, strict=True):
-                layer._compiled_call_impl = own
+            for layer, original in zip(self._layers, originals, strict=True):
+                layer._compiled_call_impl = original
         if not self._seen:
             self._seen = True
             log.info("compiled the layers for the %s in %.1f s", self._purpose, time.perf_counter() - started)

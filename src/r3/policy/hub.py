@@ -1,4 +1,4 @@
-"""Names of models that are neither here nor to be had: told at once, before minutes of attempts to reach a hub."""
+"""Models that are neither on this machine nor to be had: said at once, before minutes of attempts to reach a hub."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _unreachable(endpoint: str) -> str | None:
 
 
 def _meant(path: str) -> str:
-    """What was probably meant, among folders beside it and models in the cache."""
+    """A hint at what was probably meant, among folders beside it and models in the cache."""
     parent = Path(path).parent
     try:
         names = [str(parent / entry.name) for entry in parent.iterdir() if (entry / "config.json").exists()]

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from r3.errors import ConfigError
 from r3.policy.adapters import Adapters, adapters_in, continued, merged, on, quiet
 from r3.policy.attention import is_packed, packed
 from r3.policy.compiled import CompiledLayers
+from r3.policy.head import logits_of
 from r3.policy.head import statistics as head_statistics
 from r3.policy.hub import check_reachable
 from r3.policy.packing import Trajectory, row_of
@@ -33,7 +35,7 @@ EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 
 @dataclass(frozen=True, slots=True)
 class TokenStatistics:
-    """Of every response token of the sequences given, in order. [T]"""
+    """Log-probs and entropies of every response token of the sequences given, in order. [T]"""
 
     logprobs_T: Tensor
     entropies_T: Tensor
@@ -98,7 +100,7 @@ class Policy:
 
     @property
     def max_context(self) -> int | None:
-        """Longest prompt and response together, as far as the model's config says."""
+        """The longest that a prompt and its response may be together, as far as the model's config says."""
         return getattr(self.base.config.get_text_config(), "max_position_embeddings", None)
 
     @property
@@ -106,8 +108,8 @@ class Policy:
         """Ids that end a response: those of the generation config and of the tokenizer."""
         ends = self.base.generation_config.eos_token_id if self.base.generation_config is not None else None
         given = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-        own = self.tokenizer.eos_token_id
-        return tuple(dict.fromkeys([*given, *([] if own is None else [own])]))
+        end = self.tokenizer.eos_token_id
+        return tuple(dict.fromkeys([*given, *([] if end is None else [end])]))
 
     def statistics(self, sequences: Sequence[Trajectory], *, temperature: float) -> TokenStatistics:
         """Log-probs and entropies of the responses' tokens in one packed forward (with gradient, if enabled).
@@ -128,16 +130,13 @@ class Policy:
             ).last_hidden_state[0]
         hidden_R = hidden_T.index_select(0, row.before_R)
         vocabulary = self.base.config.get_text_config().vocab_size
-        return TokenStatistics(*head_statistics(self._head, hidden_R, row.targets_R, temperature, vocabulary))
+        return TokenStatistics(
+            *head_statistics(partial(logits_of, self.base), hidden_R, row.targets_R, temperature, vocabulary)
+        )
 
     def compiled(self) -> AbstractContextManager[None]:
         """The layers compiled, where the settings say so. As with `packed`, the backward belongs inside too."""
         return self._compiled() if self._compiled is not None else nullcontext()
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.base.get_output_embeddings()(hidden)
-        softcap = getattr(self.base.config.get_text_config(), "final_logit_softcapping", None)
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     @torch.no_grad()
     def check_head(self) -> None:
@@ -224,7 +223,7 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 
 
 def _is_checkpointing(model: PreTrainedModel) -> bool:
-    """Whether any part does; its flag, unlike the property over it, has one name in all versions."""
+    """Whether any module recomputes activations; this flag has the same name in all versions of transformers."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
@@ -234,8 +233,8 @@ def load_tokenizer(path: str, settings: ModelSettings, **options: Any) -> Any:
 
 def _tokenizer_of(path: str, adapters: Adapters | None, settings: ModelSettings, **options: Any) -> Any:
     """The tokenizer beside adapters, if one is there, or else that of their base."""
-    own = adapters is None or adapters.has_tokenizer
-    return _from_pretrained(AutoTokenizer, path if own or adapters is None else adapters.base, settings, **options)
+    beside = adapters is None or adapters.has_tokenizer
+    return _from_pretrained(AutoTokenizer, path if beside or adapters is None else adapters.base, settings, **options)
 
 
 def load_model_config(path: str, settings: ModelSettings, **options: Any) -> Any:

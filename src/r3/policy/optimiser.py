@@ -30,7 +30,7 @@ def _into(master: Tensor, parameter: Tensor) -> None:
 
 
 def learning_rate(update: int, total: int, settings: OptimiserSettings) -> float:
-    """Rate of the update with this number (from 0): linear warm-up to the peak, then the chosen decay.
+    """The rate of update number `update` (from 0): linear warm-up to the peak, then the chosen decay.
 
     >>> s = OptimiserSettings(learning_rate=1.0, warmup_updates=2, decay="linear")
     >>> [learning_rate(u, 6, s) for u in range(6)]
@@ -68,7 +68,7 @@ class Optimiser:
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
-        """Of every master, zeros where this process has none: what processes exchange, alike in all of them."""
+        """The gradient of every master, zeros where this process has none: what all processes exchange."""
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
@@ -103,18 +103,20 @@ class Optimiser:
             if master is not parameter:
                 parameter.copy_(master)
 
+    def _separate_masters(self) -> list[Tensor]:
+        """The masters that are not the parameters themselves."""
+        return [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+
     def clear(self) -> None:
         for tensor in (*self.parameters, *self.masters):
             tensor.grad = None
 
     def state(self) -> dict[str, Any]:
         """Everything an exact resume needs: AdamW's moments, and the masters where they are not the parameters."""
-        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
-        return {"adamw": self.adamw.state_dict(), "masters": own}
+        return {"adamw": self.adamw.state_dict(), "masters": self._separate_masters()}
 
     def load(self, state: dict[str, Any]) -> None:
         self.adamw.load_state_dict(state["adamw"])
-        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
-        for master, saved in zip(own, state["masters"], strict=True):
+        for master, saved in zip(self._separate_masters(), state["masters"], strict=True):
             master.copy_(saved)
         self._write_back()

@@ -35,7 +35,7 @@ class Row:
     ids_T: Tensor
     layout: Layout
     before_R: Tensor
-    """Place of the token before it, which predicts it."""
+    """Position of the token before it, which predicts it."""
     targets_R: Tensor
     """The token itself."""
 
@@ -46,7 +46,7 @@ def row_of(sequences: Sequence[Trajectory], device: torch.device, *, share: bool
     prefixes: list[int | None] = []
     starts: list[int] = []
 
-    def place(part: IntArray, prefix: int | None) -> int:
+    def append(part: IntArray, prefix: int | None) -> int:
         starts.append(starts[-1] + len(parts[-1]) if parts else 0)
         parts.append(part)
         prefixes.append(prefix)
@@ -59,11 +59,11 @@ def row_of(sequences: Sequence[Trajectory], device: torch.device, *, share: bool
         n, key = len(sequence.prompt), sequence.prompt.tobytes()
         if key in shared:
             if key not in prompts:
-                prompts[key] = place(sequence.prompt, None)
-            first = starts[place(sequence.response, prompts[key])]
+                prompts[key] = append(sequence.prompt, None)
+            first = starts[append(sequence.response, prompts[key])]
             last = starts[prompts[key]] + n - 1
         else:
-            first = starts[place(np.concatenate([sequence.prompt, sequence.response]), None)] + n
+            first = starts[append(np.concatenate([sequence.prompt, sequence.response]), None)] + n
             last = first - 1
         before.append(torch.cat([torch.tensor([last]), torch.arange(first, first + len(sequence.response) - 1)]))
     targets = torch.from_numpy(np.concatenate([sequence.response for sequence in sequences]))
@@ -105,12 +105,12 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def pack_sharing(sequences: Sequence[Trajectory], budget: int) -> list[list[int]]:
     """The same for rows that share prompts: sequences with the same prompt come together, and it counts once."""
-    places: dict[bytes, list[int]] = {}
+    by_prompt: dict[bytes, list[int]] = {}
     for i, sequence in enumerate(sequences):
-        places.setdefault(sequence.prompt.tobytes(), []).append(i)
+        by_prompt.setdefault(sequence.prompt.tobytes(), []).append(i)
     batches: list[list[int]] = []
     room = 0
-    for together in places.values():
+    for together in by_prompt.values():
         for number, i in enumerate(together):
             extra = len(sequences[i].prompt) if number == 0 else 0
             if not batches or len(sequences[i].response) + extra > room:

@@ -23,7 +23,7 @@ class LoraSettings(Settings):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout inside the adapters; 0 keeps log-probs of rollout and update the same."""
     targets: str | list[str] = "all-linear"
-    """Which layers get one: peft's target_modules."""
+    """Which layers get adapters: peft's target_modules."""
 
     @field_validator("targets")
     @classmethod
@@ -62,7 +62,7 @@ class OptimiserSettings(Settings):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     warmup_updates: int = Field(0, ge=0)
-    """Updates of linear warm-up."""
+    """How many updates the linear warm-up of the learning rate takes."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls over the run."""
     weight_decay: float = Field(0.0, ge=0)

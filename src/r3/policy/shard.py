@@ -1,9 +1,9 @@
 """The trained copy of the policy, split over the processes of a job by FSDP2 (`fully_shard`).
 
 Every process keeps the whole policy in its own type (bfloat16 on cards): rollouts, log-probs and entropies need no
-exchange, and the engine's captured graphs stay valid. What training adds to it, the float32 masters, gradients and both
-moments (16 bytes a parameter), exists once over all processes: a second copy of the model, whose layers are gathered in
-the policy's type when the update reaches them and let go again. After an optimiser step the masters are rounded into
+exchange, and the engine's captured graphs stay valid. What training adds, the float32 masters, gradients and both
+moments (16 bytes per parameter), exists once over all processes: a second copy of the model, whose layers are gathered
+in the policy's type when the update reaches them and let go again. After an optimiser step the masters are rounded into
 the whole policy. Gradients are summed, not averaged: a sample's weight holds the denominators of the whole batch.
 """
 
@@ -38,15 +38,15 @@ class ShardedPolicy(Policy):
 
     def statistics(self, sequences: Sequence[Trajectory], *, temperature: float) -> TokenStatistics:
         def run() -> tuple[Tensor, Tensor]:
-            found = super(ShardedPolicy, self).statistics(sequences, temperature=temperature)
-            return found.logprobs_T, found.entropies_T
+            statistics = super(ShardedPolicy, self).statistics(sequences, temperature=temperature)
+            return statistics.logprobs_T, statistics.entropies_T
 
         return TokenStatistics(*self._root(run))
 
     def join(self, trajectory: Trajectory) -> None:
         """Take part in a forward and backward of the others with nothing of its own: a gradient of zero."""
-        found = self.statistics([Trajectory(trajectory.prompt[-1:], trajectory.response[:1])], temperature=1.0)
-        (found.logprobs_T.sum() * 0).backward()
+        statistics = self.statistics([Trajectory(trajectory.prompt[-1:], trajectory.response[:1])], temperature=1.0)
+        (statistics.logprobs_T.sum() * 0).backward()
 
 
 class _Whole(nn.Module):
@@ -91,7 +91,7 @@ def _shard(base: Any, whole: Any, processes: int) -> nn.Module:
 
 def _fill(module: nn.Module, base: nn.Module, weights: dict[str, Tensor], filled: dict[Tensor, nn.Parameter]) -> None:
     """Give the module's parameters that are still on the meta device their values."""
-    prefix = next(name for name, found in base.named_modules() if found is module)
+    prefix = next(name for name, candidate in base.named_modules() if candidate is module)
     for path, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
             if parameter is None or not parameter.is_meta:
@@ -123,14 +123,15 @@ class ShardedOptimiser(Optimiser):
         """The whole state, put together parameter by parameter on the host."""
         adamw = self.adamw.state_dict()
         adamw["state"] = {
-            place: {name: _on_host(value) for name, value in found.items()} for place, found in adamw["state"].items()
+            index: {name: _on_host(value) for name, value in moments.items()}
+            for index, moments in adamw["state"].items()
         }
         return {"adamw": adamw, "masters": [_on_host(m.detach()) for m in self.masters] if self.rounds else []}
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        found = state["adamw"]["state"]
-        parts = {place: dict(_parts(found[place], self.masters[place])) for place in found}
+        moments = state["adamw"]["state"]
+        parts = {index: dict(_parts(moments[index], self.masters[index])) for index in moments}
         self.adamw.load_state_dict({**state["adamw"], "state": parts})
         for master, saved in zip(self.masters, state["masters"] or self.whole, strict=True):
             master.copy_(_part(saved, master))
@@ -152,6 +153,6 @@ def _part(full: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _parts(found: dict[str, Tensor], like: Tensor) -> Iterator[tuple[str, Tensor]]:
-    for name, value in found.items():
+def _parts(moments: dict[str, Tensor], like: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name, value in moments.items():
         yield name, _part(value, like) if value.shape == like.shape else value

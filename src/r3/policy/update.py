@@ -1,8 +1,8 @@
 """The update: weighted samples in, optimiser steps out. It is blind to the method.
 
 Samples are packed into micro-batches by a token budget. The rollout's own log-probs are the behaviour log-probs, so one
-update a batch needs one forward and one backward, nothing else. Only with several updates a batch are the log-probs of
-replayed samples and of those drawn under another prompt computed beforehand (the policy moves in between).
+update per batch needs one forward and one backward, nothing else. Only with several updates per batch are the log-probs
+of replayed samples and of those drawn under another prompt computed beforehand (the policy moves in between).
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ class UpdateReport:
     """Sequences that went through a model once more, without a gradient, than training on them takes."""
     diagnostics: dict[str, float] = field(default_factory=dict)
     log_ratios: dict[int, FloatArray] = field(default_factory=dict)
-    """Per token log π/π_behave when it was trained on, by the weighted sample's place."""
+    """Per token, log π/π_behave when it was trained on; by the weighted sample's index."""
+    start_logprobs: dict[int, FloatArray] = field(default_factory=dict)
+    """Log-probs at the start of the step of the samples whose own do not apply, by the weighted sample's index."""
 
 
 @dataclass(frozen=True, slots=True)
 class OldLogprobs:
-    """Per weighted sample, where computed: log-probs at the start of the step, and under the reference policy."""
+    """Log-probs at the start of the step and under the reference policy, by weighted sample, where computed."""
 
     proximal: dict[int, Tensor]
     reference: dict[int, Tensor]
@@ -73,6 +75,8 @@ class _Done:
     order: list[int] = field(default_factory=list)
     seen: list[Diagnostics] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
+    start: dict[int, Tensor] = field(default_factory=dict)
+    """Log-probs at the start of the step of samples whose own do not apply, by index."""
 
     def add(self, chosen: Sequence[int], diagnostics: Diagnostics, entropies: Tensor) -> None:
         self.order += chosen
@@ -83,7 +87,8 @@ class _Done:
         """Ready to be sent to another process."""
         if not on_host:
             return self
-        return _Done(self.order, [part.cpu() for part in self.seen], [part.cpu() for part in self.entropies])
+        start = {i: part.cpu() for i, part in self.start.items()}
+        return _Done(self.order, [part.cpu() for part in self.seen], [part.cpu() for part in self.entropies], start)
 
 
 class Updater:
@@ -123,7 +128,7 @@ class Updater:
         report, self._forwards = UpdateReport(), 0
         if not weighted:
             return report
-        parts = [self._own(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
+        parts = [self._share(self._microbatches(weighted, part), weighted) for part in self._split(len(weighted), seed)]
         old = self._old_logprobs(weighted, [i for part in parts for chosen in part for i in chosen], len(parts) > 1)
         done = _Done()
         with self._training():
@@ -134,9 +139,7 @@ class Updater:
                         self.sharded.join(_sequence(weighted[0]))
                         continue
                     # Each of several updates sees a share of the batch: scaled up, its gradient is that of a batch.
-                    batch_loss, diagnostics, entropy = self._backward(weighted, chosen, old, scale=float(len(parts)))
-                    loss += batch_loss
-                    done.add(chosen, diagnostics, entropy)
+                    loss += self._backward(weighted, chosen, old, done, scale=float(len(parts)))
                 if self.world.size > 1 and self.sharded is None:
                     self.world.sum_(self.optimiser.gradients())
                 self._step(version + number, float(loss), report)
@@ -146,7 +149,7 @@ class Updater:
         return report
 
     def optimiser_state(self) -> dict[str, Any]:
-        """Of the optimiser, whole: for a checkpoint."""
+        """The optimiser's whole state, for a checkpoint."""
         return self.optimiser.state()
 
     def _whole(
@@ -154,21 +157,22 @@ class Updater:
     ) -> None:
         """Complete the report with what every rank saw."""
         dones = [done for done, _ in everyones if done.seen]
-        reports = [own for _, own in everyones]
-        if any(own.grad_norms != report.grad_norms for own in reports):
+        reports = [rank_report for _, rank_report in everyones]
+        if any(other.grad_norms != report.grad_norms for other in reports):
             raise RunError("processes disagree on the gradient they share: memory or a link is faulty; resume the run")
-        report.losses = [sum(losses) for losses in zip(*(own.losses for own in reports), strict=True)]
-        report.microbatches = sum(own.microbatches for own in reports)
-        report.extra_forwards = sum(own.extra_forwards for own in reports)
+        report.losses = [sum(losses) for losses in zip(*(other.losses for other in reports), strict=True)]
+        report.microbatches = sum(other.microbatches for other in reports)
+        report.extra_forwards = sum(other.extra_forwards for other in reports)
         merged = Diagnostics.merge([part for done in dones for part in done.seen])
         report.diagnostics = merged.summary()
         order = [i for done in dones for i in done.order]
         parts_T = merged.log_ratio_T.float().cpu().split([len(weighted[i].sample) for i in order])
         report.log_ratios = {i: part_T.numpy() for i, part_T in zip(order, parts_T, strict=True)}
+        report.start_logprobs = {i: part_T.float().cpu().numpy() for done in dones for i, part_T in done.start.items()}
         report.entropy = float(torch.cat([part for done in dones for part in done.entropies]).mean())
         report.tokens = sum(len(w.prompt) + len(w.sample) for w in weighted)
 
-    def _own(self, batches: list[list[int]], weighted: Sequence[WeightedSample]) -> list[list[int]]:
+    def _share(self, batches: list[list[int]], weighted: Sequence[WeightedSample]) -> list[list[int]]:
         """This rank's micro-batches: dealt to whoever has the fewest tokens so far.
 
         Where the trained copy is sharded, empty ones make them as many as anybody has: all gather its layers together.
@@ -179,10 +183,10 @@ class Updater:
             rank = load.index(min(load))
             load[rank] += sum(len(weighted[i].prompt) + len(weighted[i].sample) for i in batch)
             dealt[rank].append(batch)
-        own = dealt[self.world.rank]
+        share = dealt[self.world.rank]
         if self.sharded is not None:
-            own = own + [[]] * (max(map(len, dealt)) - len(own))
-        return own
+            share = share + [[]] * (max(map(len, dealt)) - len(share))
+        return share
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -207,8 +211,9 @@ class Updater:
         return [[part[j] for j in batch] for batch in batches]
 
     def _backward(
-        self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, scale: float
-    ) -> tuple[Tensor, Diagnostics, Tensor]:
+        self, weighted: Sequence[WeightedSample], chosen: Sequence[int], old: OldLogprobs, done: _Done, scale: float
+    ) -> Tensor:
+        """The loss of a micro-batch, whose gradient is then added; what was seen of it goes into `done`."""
         samples = [weighted[i] for i in chosen]
         statistics = self.trained.statistics([_sequence(w) for w in samples], temperature=self.temperature)
         proximal_T = _joined(old.proximal, chosen)
@@ -217,7 +222,11 @@ class Updater:
         batch = token_batch(samples, self.policy.device, proximal_T, _joined(old.reference, chosen))
         result = policy_loss(statistics.logprobs_T, batch, self.objective)
         (result.loss * scale).backward()
-        return result.loss.detach(), result.diagnostics, statistics.entropies_T.detach()
+        done.add(chosen, result.diagnostics, statistics.entropies_T.detach())
+        start_T = statistics.logprobs_T.detach() if proximal_T is None else proximal_T
+        parts_T = start_T.split([len(w.sample) for w in samples])
+        done.start |= {i: part_T for i, part_T in zip(chosen, parts_T, strict=True) if weighted[i].recomputed}
+        return result.loss.detach()
 
     def _step(self, update: int, loss: float, report: UpdateReport) -> None:
         done = self.optimiser.step(update)
@@ -238,41 +247,43 @@ class Updater:
         report.grad_norms.append(norm)
 
     @torch.no_grad()
-    def _old_logprobs(self, weighted: Sequence[WeightedSample], own: Sequence[int], several: bool) -> OldLogprobs:
+    def _old_logprobs(self, weighted: Sequence[WeightedSample], share: Sequence[int], several: bool) -> OldLogprobs:
         proximal: dict[int, Tensor] = {}
         reference: dict[int, Tensor] = {}
         if several:
-            moved = [i for i in own if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context]
+            moved = [
+                i for i in share if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context
+            ]
             proximal = self._logprobs(self.policy, weighted, moved)
-            for i in own:
+            for i in share:
                 if i not in proximal:
                     proximal[i] = torch.from_numpy(weighted[i].sample.logprobs.copy()).to(self.policy.device)
         if self.objective.kl > 0:
             with self.policy.reference() as frozen:
-                reference = self._logprobs(frozen, weighted, own)
+                reference = self._logprobs(frozen, weighted, share)
         return OldLogprobs(proximal, reference)
 
     @torch.no_grad()
     def entropies(self, sequences: Sequence[Trajectory]) -> list[FloatArray]:
-        """Of each response, token by token, under the policy as it is now: for engines that give none."""
-        found: dict[int, FloatArray] = {}
+        """The entropies of each response, token by token, under the policy as it is now: for engines that give none."""
+        entropies: dict[int, FloatArray] = {}
         for chosen in pack([len(s) for s in sequences], self.settings.tokens_per_microbatch):
             batch = [sequences[i] for i in chosen]
             entropies_T = self.policy.statistics(batch, temperature=self.temperature).entropies_T.cpu()
             parts = entropies_T.split([len(s.response) for s in batch])
-            found.update(zip(chosen, (part.numpy() for part in parts), strict=True))
-        return [found[i] for i in range(len(sequences))]
+            entropies.update(zip(chosen, (part.numpy() for part in parts), strict=True))
+        return [entropies[i] for i in range(len(sequences))]
 
     def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
-        found: dict[int, Tensor] = {}
+        logprobs: dict[int, Tensor] = {}
         self._forwards += len(which)
         for chosen in self._microbatches(weighted, which) if which else []:
             logprobs_T = policy.statistics(
                 [_sequence(weighted[i]) for i in chosen], temperature=self.temperature
             ).logprobs_T
             lengths = [len(weighted[i].sample) for i in chosen]
-            found.update(zip(chosen, logprobs_T.split(lengths), strict=True))
-        return found
+            logprobs.update(zip(chosen, logprobs_T.split(lengths), strict=True))
+        return logprobs
 
 
 def token_batch(
@@ -284,14 +295,14 @@ def token_batch(
     """The packed response tokens of these samples, as the objective wants them."""
     lengths = torch.tensor([len(w.sample) for w in samples])
     sequence_T = torch.repeat_interleave(torch.arange(len(samples)), lengths)
-    behaviour_T = torch.from_numpy(np.concatenate([w.sample.logprobs for w in samples]))
+    behaviour_T = torch.from_numpy(np.concatenate([w.behaviour_T for w in samples]))
     return TokenBatch(
         sequence_T=to_device(sequence_T, device),
         behaviour_T=to_device(behaviour_T, device),
         advantage_T=to_device(torch.from_numpy(np.concatenate([w.advantage_T for w in samples])), device),
         weight_S=to_device(torch.tensor([w.weight for w in samples], dtype=torch.float32), device),
         origin_S=to_device(torch.tensor([ORIGINS.index(w.origin) for w in samples]), device),
-        other_context_S=to_device(torch.tensor([w.other_context for w in samples]), device),
+        other_context_S=to_device(torch.tensor([w.recomputed for w in samples]), device),
         proximal_T=proximal_T,
         reference_T=reference_T,
     )
@@ -301,5 +312,5 @@ def _sequence(weighted: WeightedSample) -> Trajectory:
     return Trajectory(weighted.prompt, weighted.sample.tokens)
 
 
-def _joined(found: dict[int, Tensor], chosen: Sequence[int]) -> Tensor | None:
-    return torch.cat([found[i] for i in chosen]) if found else None
+def _joined(by_sample: dict[int, Tensor], chosen: Sequence[int]) -> Tensor | None:
+    return torch.cat([by_sample[i] for i in chosen]) if by_sample else None

@@ -1,7 +1,7 @@
 """The processes of one training job. Alone, every operation is the identity: the loop has no branch for it.
 
 `torchrun` and `accelerate launch` start the same program several times and say in the environment who is who. Rank 0
-leads; the others serve it (`ranks.py`). Control messages go over gloo, gradients over NCCL where there are cards.
+leads, the others serve it (`train/processes.py`). Control messages go over gloo, gradients over NCCL on cards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from r3.errors import RunError
 
 BUCKET = 2**26
-"""Numbers that are sent at a time: 256 MB in float32."""
+"""How many numbers are sent at a time: 256 MB in float32."""
 # A process may wait for another's longest rollout or evaluation; one that died is noticed by its closed connection.
 PATIENCE = datetime.timedelta(days=7)
 WORD = 30.0
@@ -61,10 +61,10 @@ class World:
         """Every rank's value by rank, at rank 0; None elsewhere."""
         if self.size == 1:
             return [value]
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with _connected(self.rank):
-            dist.gather_object(value, found, dst=0, group=self._messages)
-        return found
+            dist.gather_object(value, values, dst=0, group=self._messages)
+        return values
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks; all must have the same ones in the same order."""

@@ -1,9 +1,11 @@
-"""The policy as the decoding loop sees it: new tokens and a cache in, logits of the next token out."""
+"""The policy as an engine sees it (tokens and a cache in, logits of the next token out), and what all engines share."""
 
 from __future__ import annotations
 
+import abc
 import inspect
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,16 +14,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from r3.rollout.protocol import Request, Sampling
+from r3.policy.head import logits_of
+from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import IntArray
 
 # All kernels of torch's attention but cuDNN's: that one compiles a plan for each new length, and in decoding every step
-# has a new length (measured on an H200, 1.8B parameters, 256 rows: 92 ms a step with it, 52 ms without).
+# has a new length (measured on an H200, 1.8B parameters, 256 rows: 92 ms per step with it, 52 ms without).
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class CausalLM:
-    """A Hugging Face causal language model, called the ways decoding needs. Its weights are read in place."""
+    """A Hugging Face causal language model, called as decoding needs it. Its weights are read in place."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -50,32 +53,34 @@ class CausalLM:
         return len(self._embedding)
 
     @property
+    def _positions(self) -> int | None:
+        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+    @property
     def last_position(self) -> int:
         """The last position the model has, as far as its config says."""
-        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        return (positions or 2**31) - 1
+        return (self._positions or 2**31) - 1
 
     def check(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Refuse what the model cannot answer, before anything is generated."""
-        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        vocabulary = self.vocabulary
-        for place, request in enumerate(requests):
+        positions, vocabulary = self._positions, self.vocabulary
+        for number, request in enumerate(requests):
             length = len(request.prompt)
             if length == 0:
-                raise ValueError(f"request {place} has an empty prompt; give it at least a start token")
+                raise ValueError(f"request {number} has an empty prompt; give it at least a start token")
             if request.n < 1:
-                raise ValueError(f"request {place} asks for {request.n} responses; ask for at least 1, or drop it")
+                raise ValueError(f"request {number} asks for {request.n} responses; ask for at least 1, or drop it")
             if request.seed < 0:
-                raise ValueError(f"request {place} has seed {request.seed}; use a seed of at least 0")
+                raise ValueError(f"request {number} has seed {request.seed}; use a seed of at least 0")
             if request.prompt.min() < 0 or request.prompt.max() >= vocabulary:
                 raise ValueError(
-                    f"request {place} has token ids outside the model's 0…{vocabulary - 1}; "
+                    f"request {number} has token ids outside the model's 0…{vocabulary - 1}; "
                     "encode it with the tokenizer of this model"
                 )
             longest = max(request.max_tokens(index, sampling) for index in range(request.n))
             if positions is not None and length + longest > positions:
                 raise ValueError(
-                    f"request {place}: a prompt of {length} tokens and max_tokens = {longest} exceed the "
+                    f"request {number}: a prompt of {length} tokens and max_tokens = {longest} exceed the "
                     f"model's {positions} positions (max_position_embeddings); shorten the prompt, or set max_tokens "
                     f"to at most {max(0, positions - length)}"
                 )
@@ -94,9 +99,7 @@ class CausalLM:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states, [tokens, vocab], as the model's own forward makes them."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        softcap = getattr(self.model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        return logits_of(self.model, hidden)
 
     def own_logprobs(self, tokens: IntArray) -> Tensor:
         """Log-probs of what follows these tokens, by the model's own forward and attention. [vocab]"""
@@ -126,3 +129,29 @@ class CausalLM:
         finally:
             for module in training:
                 module.training = True
+
+
+class SingleRun(abc.ABC):
+    """An engine over a policy: one `generate` at a time, checked before it starts, ended by the next call."""
+
+    def __init__(self, policy: CausalLM) -> None:
+        self._policy = policy
+        # Weak, so that a caller who drops the responses half-way ends the work and frees its memory at once.
+        self._running: weakref.ref[Generator[Response, None, None]] | None = None
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
+        """Yield every request's n responses as they finish; an earlier call that was left unfinished is ended."""
+        self._end_running()
+        self._policy.check(requests, sampling)
+        responses = self._responses(requests, sampling)
+        self._running = weakref.ref(responses)
+        return responses
+
+    @abc.abstractmethod
+    def _responses(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
+        """The responses; closing the generator gives up what it holds."""
+
+    def _end_running(self) -> None:
+        responses = self._running() if self._running is not None else None
+        if responses is not None:
+            responses.close()

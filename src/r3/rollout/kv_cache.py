@@ -4,7 +4,7 @@ transformers' own `DynamicCache` copies every key and value at every token (it g
 sliding-window layers forget where a row began. Here each layer has a little room to write the next tokens in, and keeps
 every key: a model with sliding windows masks what it must not see, as it does in training.
 
-Rows are aligned to the right: every row's newest key lies in the last column, so that one column a step serves all
+Rows are aligned to the right: every row's newest key lies in the last column, so that one column per step serves all
 rows; what lies left of a row's first key is padding, which the attention mask hides.
 """
 

@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One finished answer: the `index`-th of the n to the request at place `request`."""
+    """One finished answer: the `index`-th of the n to request number `request`."""
 
     request: int
     index: int

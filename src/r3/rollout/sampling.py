@@ -61,7 +61,7 @@ def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Drawn:
-    """Draw one token a row by inverting the distribution function at the row's uniform number in [0, 1).
+    """Draw one token per row by inverting the distribution function at the row's uniform number in [0, 1).
 
     A row with NaN logits yields NaN for its log-prob, for the caller to refuse.
     """

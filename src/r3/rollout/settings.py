@@ -26,11 +26,11 @@ class RolloutSettings(Settings):
     temperature: float = Field(1.0, ge=1e-3, le=1e3)
     """Sampling temperature; the update uses the same."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling. Below 1 the drawn distribution is not the policy's own: ratios are then off."""
+    """Nucleus sampling. Below 1 the distribution drawn from is not the policy's own, and ratios are off."""
     top_k: int = Field(0, ge=0)
     """Sample from the k likeliest tokens; 0 for all. The same warning applies."""
     max_rows: int = Field(256, ge=1, le=1_000_000)
-    """Most responses generated side by side."""
+    """How many responses are generated side by side at most."""
     memory: float = Field(0.85, gt=0, lt=1)
     """Share of the card's free memory that the engine's key-value cache may take while it runs."""
 

@@ -20,8 +20,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from r3.errors import RunError
-from r3.run.errors import FULL, write_failed
-from r3.run.files import read_regular, remove, remove_leftovers, step_name, step_of, sync, temporary, write_synced
+from r3.run.files import (
+    FULL,
+    read_regular,
+    remove,
+    remove_leftovers,
+    step_name,
+    step_of,
+    sync,
+    temporary,
+    write_failed,
+    write_synced,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The folder of them. Reading needs no lock; writing belongs to the owner of the run's lock."""
+    """The folder of checkpoints. Reading needs no lock; writing belongs to the owner of the run's lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -175,7 +185,7 @@ def _amount(partial: Path) -> str:
 def _write_error(error: Exception) -> OSError | None:
     """The failed write behind an error of torch or safetensors, by their words for it.
 
-    After a large block was refused, small ones may well be taken: asking the disk would find it in order.
+    After a large block was refused, small ones may well be taken: the disk, asked, would seem in order.
     """
     text = str(error)
     number = re.search(r"os error (\d+)|Errno (\d+)", text)
@@ -217,24 +227,24 @@ def _seal(folder: Path, step: int) -> None:
 
 
 def _digest(path: Path) -> dict[str, str]:
-    """A small file's SHA-256; of a large one the BLAKE2b of its blocks' BLAKE2b, which several threads work out."""
+    """SHA-256 of a small file; for a large one, BLAKE2b over the BLAKE2b of its blocks, by several threads."""
     size = path.stat().st_size
     if size <= LARGE:
         return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            blocks = threads.map(lambda place: _block_digest(fd, place), range(0, size, BLOCK))
+            blocks = threads.map(lambda offset: _block_digest(fd, offset), range(0, size, BLOCK))
             return {"blocks": hashlib.blake2b(b"".join(blocks), digest_size=32).hexdigest()}
     finally:
         os.close(fd)
 
 
-def _block_digest(fd: int, place: int) -> bytes:
-    digest, end = hashlib.blake2b(digest_size=32), place + BLOCK
-    while place < end and (piece := os.pread(fd, min(2**20, end - place), place)):
+def _block_digest(fd: int, offset: int) -> bytes:
+    digest, end = hashlib.blake2b(digest_size=32), offset + BLOCK
+    while offset < end and (piece := os.pread(fd, min(2**20, end - offset), offset)):
         digest.update(piece)
-        place += len(piece)
+        offset += len(piece)
     return digest.digest()
 
 
@@ -251,8 +261,8 @@ def _damage(folder: Path, thorough: bool) -> str | None:
         try:
             if path.exists() and not path.is_file():  # reading a pipe or a device in its place would not end
                 return f"{name} is no file"
-            if (found := path.stat().st_size) != size:
-                return f"{name} has {found:,} bytes instead of {size:,}"
+            if (actual := path.stat().st_size) != size:
+                return f"{name} has {actual:,} bytes instead of {size:,}"
             # Earlier versions kept no digest of large files.
             looked_at = "sha256" in entry or (thorough and "blocks" in entry)
             if looked_at and any(entry.get(kind) != digest for kind, digest in _digest(path).items()):

@@ -3,7 +3,7 @@
 config.yaml                 the resolved config
 dataset.jsonl, heldout.jsonl  rows that were given from Python
 run.json                    format, versions, seed, creation time, command line, resumes, ids at tracking services
-metrics.jsonl               one line a step
+metrics.jsonl               one line per step
 rollouts/step-000012.jsonl.gz
 checkpoints/step-000012/
 buffer.sqlite               the sample buffer
@@ -27,19 +27,16 @@ from typing import Any, Self
 
 import r3
 from r3.errors import RunError
-from r3.locks import FileLock
+from r3.locks import FileLock, Locked
 from r3.run.checkpoints import Checkpoints
-from r3.run.errors import write_failed
-from r3.run.files import is_temporary, read_regular, remove_leftovers, write_atomically
-from r3.run.lock import lock_run
+from r3.run.files import is_temporary, read_regular, remove_leftovers, write_atomically, write_failed
 from r3.run.metrics import MetricsLog
 from r3.run.rollouts import Rollouts
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of run.json and the layout above; raised when an older r3 could not read what a newer one wrote."""
-
+"""The version of run.json and of the layout above; raised when an older r3 could not read what a newer one wrote."""
 
 DATASETS = ("dataset.jsonl", "heldout.jsonl")
 """Rows that were given from Python, training and held-out: written before the run begins."""
@@ -88,6 +85,18 @@ class RunFiles:
             return read_regular(self.config_path).decode()
         except (OSError, ValueError) as error:
             raise RunError(f"{self.config_path}: cannot be read ({error}); restore it from a backup") from error
+
+
+def lock_run(path: Path) -> FileLock:
+    """The lock of a run directory, one trainer at a time; a `RunError` names who holds it."""
+    try:
+        return FileLock(path)
+    except Locked as holder:
+        raise RunError(
+            f"{path.parent}: in use by {holder}; stop that process first, or choose another run.dir"
+        ) from holder
+    except OSError as error:
+        raise write_failed(path, error, "the lock file") from error
 
 
 class RunDirectory(RunFiles):
@@ -144,10 +153,8 @@ class RunDirectory(RunFiles):
     def rewind(self, step: int, command: Sequence[str] | None = None, notes: Mapping[str, Any] | None = None) -> None:
         """Go back to `step`, whose checkpoint is being resumed: later metrics, rollouts and checkpoints are dropped.
 
-        `notes` are kept with the resume in run.json.
-
-        Steps count from 1; a run killed before its first checkpoint goes back to 0. The buffer goes back by its own
-        means. Killed half-way, this is simply done again by the next resume.
+        `notes` are kept with the resume in run.json. Steps count from 1; a run killed before its first checkpoint goes
+        back to 0. The buffer goes back by its own means. Killed half-way, this is simply done again by the next resume.
         """
         reached = max(self.reached or 0, self.metrics.last_step or 0)
         resume = {"at": _now(), "step": step, "command": list(sys.argv if command is None else command)}
@@ -232,7 +239,7 @@ def resume_command(path: str | Path) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what the numbers may depend on; None for a package that is not installed. Imports none of them."""
+    """Versions of what the numbers may depend on; None for a package that is not installed. Imports none of them."""
     return {"r3": r3.__version__, "python": platform.python_version()} | {
         package: _version(package) for package in ("torch", "transformers", "numpy")
     }

@@ -1,4 +1,4 @@
-"""A run's progress: a live display in a terminal, one plain line a step in a pipe or a file.
+"""A run's progress: a live display in a terminal, one plain line per step in a pipe or a file.
 
 What is shown is a mapping from a label to the metric's key, as only the training loop knows its metrics. A stream that
 goes away (a closed pipe, a lost terminal) ends the display, never the training.
@@ -25,7 +25,7 @@ _ETA_STEPS = 20
 
 
 class Progress:
-    """Shows each step it is told of.
+    """Shows each step that it is given.
 
     `shown` maps labels to metric keys; `trends` names the labels that get a small curve, `past` fills these with the
     steps before a resume. Use it as a context manager, so that the terminal is put right again.
@@ -57,7 +57,7 @@ class Progress:
             self._screen = _screen_for(self._stream)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """A step is done."""
+        """Show a step that is done."""
         self.step, self.doing = step, ""
         self._times.append(self._clock())
         self._take(metrics)
@@ -65,13 +65,13 @@ class Progress:
             self._screen.step(self)
 
     def phase(self, doing: str) -> None:
-        """What the step in progress is busy with; for the live display alone."""
+        """Say what the step in progress is busy with; only the live display shows it."""
         self.doing = doing
         with self._watched():
             self._screen.phase(self)
 
     def say(self, text: str) -> None:
-        """A line of text among the steps, above the live display."""
+        """Print a line of text among the steps, above the live display."""
         with self._watched():
             self._screen.say(text)
 
@@ -161,7 +161,7 @@ class _NoScreen:
 
 
 class _PlainScreen:
-    """One line a step."""
+    """One line per step."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -218,7 +218,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float], levels: str) -> str:
-    """One character a value, from the lowest of them to the highest; a space where there is none.
+    """One character per value, from the lowest of them to the highest; a space where there is none.
 
     >>> sparkline([0.0, 0.5, float("nan"), 1.0], "abc")
     'ab c'

@@ -1,4 +1,4 @@
-"""One JSON object a line, in strict JSON that any reader takes, the same bytes for the same content.
+"""One JSON object per line, in strict JSON that any reader takes, the same bytes for the same content.
 
 JSON has no NaN and no infinity. A value that is not there (NaN, or None: the mean over no samples) is written as
 `null` and read back as NaN; an infinity is written as the string "Infinity" or "-Infinity" and read back as a float.

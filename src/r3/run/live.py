@@ -1,4 +1,4 @@
-"""The live display, drawn with rich. It is redrawn when something is told, without a thread: training forks."""
+"""The live display, drawn with rich. It is redrawn on each call, without a thread: training forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line a step, appended whole or not at all.
+"""`metrics.jsonl`: one line per step, appended whole or not at all.
 
 `jsonl` documents how a line is written. Steps strictly increase down the file, so going back to a checkpoint's step
 keeps a prefix of it, byte for byte.
@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from r3.errors import RunError
 from r3.locks import FileLock, Locked
-from r3.run.errors import write_failed
-from r3.run.files import AppendFile, open_regular, write_atomically
+from r3.run.files import AppendFile, open_regular, write_atomically, write_failed
 from r3.run.jsonl import decode_line, encode_line
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""`rollouts/step-000012.jsonl.gz`: the sampled rollouts of a step, one JSON object a line.
+"""`rollouts/step-000012.jsonl.gz`: the sampled rollouts of a step, one JSON object per line.
 
 What a row holds is the caller's choice; `jsonl` documents how it is written. A file is a series of gzip members, which
 `zcat` and `gzip.open` read as one: a member for the rows of each group, so that a reader can open one group alone, and
@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from r3.errors import RunError
-from r3.run.errors import write_failed
-from r3.run.files import open_regular, remove_leftovers, step_name, step_of, write_atomically
+from r3.run.files import open_regular, remove_leftovers, step_name, step_of, write_atomically, write_failed
 from r3.run.jsonl import decode_line, encode_line
 
 _SUFFIX = ".jsonl.gz"
 _MAGIC, _HAS_EXTRA = b"\x1f\x8b\x08", 4
 _FIELD = b"R3"
 _HEAD = struct.Struct("<3sB6xH2sH")
-"""Of a member with our field: magic, flags; no time, no hints, no system; sizes and name of the field."""
+"""The header of a member with our field: magic, flags; no time, no hints, no system; sizes and name of the field."""
 _MOST = 65_000
 """Bytes of the table in one member: the extra field's own limit is 65,535."""
 _EMPTY = b"\x03\x00" + bytes(8)
@@ -40,19 +39,19 @@ class Contents:
     """The table of contents of a step's file."""
 
     summaries: list[dict[str, Any]]
-    """One a group, also for groups of which no rows were kept."""
+    """One per group, also for groups whose rows were not kept."""
     places: list[tuple[int, int] | None]
     """Offset and size of each group's member in the file; None where its rows were not kept."""
 
 
 class Rollouts:
-    """The folder of them. Reading needs no lock: a file appears whole."""
+    """The folder of rollouts. Reading needs no lock: a file appears whole."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]] = ()) -> Path:
-        """Write the rows; those with the same `group` must follow each other. `summaries[i]` is of group i."""
+        """Write the rows; those with the same `group` must follow each other. `summaries[i]` describes group i."""
         path = self.path(step)
         members: dict[Any, bytes] = {}
         for group, of_group in itertools.groupby(rows, key=lambda row: row.get("group")):

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from r3.errors import RunError
 from r3.run.directory import RunDirectory
-from r3.run.errors import write_failed
-from r3.run.files import AppendFile
+from r3.run.files import AppendFile, write_failed
 
 SINKS = ("tensorboard", "wandb", "trackio")
 
@@ -32,7 +31,7 @@ class Label:
 
     project: str = "r3"
     name: str | None = None
-    """None: that of the run's directory."""
+    """None: the name of the run's directory."""
     group: str | None = None
     tags: Sequence[str] = ()
 
@@ -51,7 +50,7 @@ def open_sinks(
     config: Mapping[str, Any] | None = None,
     resumed_at: int | None = None,
 ) -> list[Sink]:
-    """The sinks named, of `SINKS`. `resumed_at` is the step of the checkpoint being resumed; None: a new run."""
+    """Open the named sinks, of `SINKS`. `resumed_at` is the step of the checkpoint being resumed; None: a new run."""
     unknown = [name for name in names if name not in SINKS]
     if unknown:
         raise RunError(f"{directory.path}: no metrics sink is called {unknown[0]!r}; choose among {', '.join(SINKS)}")
@@ -87,7 +86,7 @@ def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 class TensorBoardSink:
-    """TensorBoard event files, one for each start of the run, written step by step without a thread or torch."""
+    """TensorBoard event files, one per start of the run, written step by step without a thread or torch."""
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
         load = _loader("tensorboard", "pip install tensorboard")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from r3.errors import TaskError
 from r3.tasks.base import ChosenTask, Task
+from r3.tasks.given import function_of
 from r3.tasks.settings import (
     ArithmeticSettings,
     CodeSettings,
@@ -26,13 +28,24 @@ if TYPE_CHECKING:
 __all__ = ["Task", "load_task", "rewarded"]
 
 
-def load_task(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None = None) -> Task:
-    """The task that the settings name; `length` counts a prompt's tokens, for task.max_prompt_tokens."""
+def load_task(
+    settings: TaskSettings,
+    seed: int,
+    length: Callable[[Query], int] | None = None,
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> Task:
+    """The task that the settings name.
+
+    `length` counts a prompt's tokens, for task.max_prompt_tokens; `functions` are rewards that were given as objects.
+    """
     importable([*settings.functions_in, Path.cwd()])
     task = _family(settings, seed, length)
     if not settings.rewards:
         return task
-    rewards = [Reward(one.function, one.name, one.weight, one.truncated, one.caged) for one in settings.rewards]
+    rewards = [
+        Reward(function_of(reward, functions), reward.called, reward.weight, reward.truncated, reward.caged)
+        for reward in settings.rewards
+    ]
     return rewarded(task, rewards, outcome=settings.outcome, right_above=settings.right_above)
 
 

@@ -18,11 +18,13 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.settings import ArithmeticSettings
+from r3.tasks.written import first_steps
 from r3.verify.base import Judge, PlainJudge, Verdict
 
 Split = Literal["warm", "train", "heldout"]
@@ -45,6 +47,17 @@ class Problem:
     def answer(self) -> str:
         """The exact result, as a response must write it."""
         return str(sum(self.terms))
+
+    @property
+    def steps(self) -> list[str]:
+        """The working without a slip, step by step; joined they are all of it but the answer.
+
+        >>> Problem((7, 5, 8)).steps
+        ['7+5=12', '+8=20']
+        """
+        totals = list(accumulate(self.terms))
+        steps = [f"+{term}={total}" for term, total in zip(self.terms[1:], totals[1:], strict=True)]
+        return [str(self.terms[0]) + steps[0], *steps[1:]]
 
 
 def split_of(question: str) -> Split:
@@ -114,4 +127,13 @@ class ArithmeticTask:
 
 
 def _queries(problems: Sequence[Problem]) -> list[Query]:
-    return [Query(problem.question, problem.question, problem.answer) for problem in problems]
+    return [
+        Query(
+            problem.question,
+            problem.question,
+            problem.answer,
+            demonstration=f"{''.join(problem.steps)}#{problem.answer}",
+            hints=first_steps(problem.steps, ""),
+        )
+        for problem in problems
+    ]

@@ -15,7 +15,8 @@ from typing import Any
 from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.data_files import read_rows
-from r3.tasks.datasets import CODE, TESTS, Columns, load_set, queries_of, select
+from r3.tasks.datasets import CODE, TESTS, Columns, HelpColumns, load_set, queries_of, select
+from r3.tasks.files import help_columns
 from r3.tasks.prompting import Prompting
 from r3.tasks.settings import CodeSettings, SandboxedSettings
 from r3.verify import Judge, VerifierError
@@ -35,7 +36,7 @@ class CodeTask:
         prompting = settings.prompting
         path, heldout_path = BY_NAME.get(settings.path, (settings.path, None))
         heldout_path = settings.heldout_path or heldout_path
-        queries = load_code(path, prompting)
+        queries = load_code(path, prompting, help=help_columns(settings))
         if heldout_path is not None:
             heldout = load_code(heldout_path, prompting)[: settings.heldout]
         elif len(queries) > settings.heldout:
@@ -62,12 +63,15 @@ def code_verifier(settings: SandboxedSettings) -> CodeVerifier:
     return CodeVerifier(limits, graded=settings.graded)
 
 
-def load_code(name: str, prompting: Prompting, folder: str | Path | None = None) -> list[Query]:
+def load_code(
+    name: str, prompting: Prompting, folder: str | Path | None = None, *, help: HelpColumns | None = None
+) -> list[Query]:
     """A set of code by name, or a file with the same columns. Every row is checked to be one that can be judged."""
     if name in CODE:
-        queries = load_set(name, folder=folder, prompting=prompting)
+        queries = load_set(name, folder=folder, prompting=prompting, help=help)
     else:
-        queries = queries_of(read_rows(Path(name)), name, columns=Columns(answer=TESTS), prompting=prompting)
+        columns = Columns(answer=TESTS, help=help or HelpColumns())
+        queries = queries_of(read_rows(Path(name)), name, columns=columns, prompting=prompting)
     for query in queries:
         try:
             job_of("", query.columns)

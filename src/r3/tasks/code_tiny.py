@@ -24,6 +24,7 @@ from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.code import code_verifier
 from r3.tasks.settings import TinyCodeSettings
+from r3.tasks.written import first_steps
 from r3.verify.base import Judge, Verdict
 
 STEPS: dict[str, tuple[str, str, Callable[[list[int]], list[int]]]] = {
@@ -94,7 +95,9 @@ def _problems(levels: Sequence[int], count: int, split: Split, seed: int) -> lis
         if not tests or split_of(asked) != split or asked in found:
             continue
         solution = "\n".join(_line(word, split, rng) for word in steps)
-        found[asked] = Query(asked, asked, "", {"id": asked, "problem": asked, "tests": tests, "response": solution})
+        columns = {"id": asked, "problem": asked, "tests": tests, "response": solution}
+        hints = first_steps([f"{line}\n" for line in solution.splitlines()], "")
+        found[asked] = Query(asked, asked, "", columns, demonstration=solution, hints=hints)
     if len(found) < count:
         raise TaskError(
             f"task.difficulty={list(levels)}: there are fewer than {count} different programs of so few steps; ask for "

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,15 @@ TESTS = "tests"
 
 
 @dataclass(frozen=True, slots=True)
+class HelpColumns:
+    """What a file calls the columns that some methods show or train on; None: the file has none."""
+
+    demonstration: str | None = None
+    hints: str | None = None
+    feedback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """What a file calls its columns. Two are enough: without an id, the id is a hash of the question."""
 
@@ -89,15 +98,22 @@ class Columns:
     id: str = "id"
     needs_answer: bool = True
     """Whether a row without an answer is an error: judges that go by other columns need none."""
+    help: HelpColumns = HelpColumns()
 
 
-def load_set(name: str, *, folder: str | Path | None = None, prompting: Prompting | None = None) -> list[Query]:
+def load_set(
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    prompting: Prompting | None = None,
+    help: HelpColumns | None = None,
+) -> list[Query]:
     """A named set, from `folder` or else from R3_DATA."""
     known = SETS.get(name)
     if known is None:
         raise TaskError(f"no data set {name!r}; known are {', '.join(SETS)}, or give the path of a file")
     path = find_file(known, folder)
-    columns = Columns(answer=TESTS) if name in CODE else None
+    columns = Columns(answer=TESTS if name in CODE else "answer", help=help or HelpColumns())
     queries = queries_of(read_rows(path), path, columns=columns, prompting=prompting)
     if len(queries) != known.rows:
         raise TaskError(
@@ -171,9 +187,10 @@ def queries_of(
                 f"{other[:60]!r}); one of them is wrong: remove it"
             )
         try:
-            queries[query_id] = prompting.query(query_id, asked, answer, {**row, "problem": problem})
+            query = prompting.query(query_id, asked, answer, {**row, "problem": problem})
         except TaskError as error:
             raise TaskError(f"{at}: {error}") from error
+        queries[query_id] = _with_help(query, row, columns.help, at)
     if not queries:
         raise TaskError(f"{where} holds no problems; give a file with at least one row")
     return list(queries.values())
@@ -195,6 +212,43 @@ def _answer(row: Mapping[str, Any], columns: Columns, at: str) -> str:
     if not columns.needs_answer and row.get(columns.answer) is None:
         return ""
     return _text(row, columns.answer, at, (str, int, float))
+
+
+def _with_help(query: Query, row: Mapping[str, Any], columns: HelpColumns, at: str) -> Query:
+    """The query with its demonstration, hints and feedback, as far as the file has such columns."""
+    if columns == HelpColumns():
+        return query
+    hints = _cell(row, columns.hints, "task.hint_column", at)
+    texts = [hints] if isinstance(hints, str) else hints
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise TaskError(
+            f"{at}: column {columns.hints!r} (task.hint_column) holds neither a text nor a list of texts: write each "
+            "hint as a text that is not empty, the vaguest first, and none at all as null"
+        )
+    return replace(
+        query,
+        demonstration=_help(row, columns.demonstration, "task.demonstration_column", at),
+        hints=tuple(_whole(text, str(columns.hints), at) for text in texts),
+        feedback=_help(row, columns.feedback, "task.feedback_column", at),
+    )
+
+
+def _help(row: Mapping[str, Any], column: str | None, setting: str, at: str) -> str:
+    """What the column says; nothing where it is empty for this row."""
+    value = _cell(row, column, setting, at) or ""
+    if not isinstance(value, str):
+        raise TaskError(f"{at}: a {type(value).__name__} in column {column!r} ({setting}); write it as text")
+    return _whole(value, str(column), at)
+
+
+def _cell(row: Mapping[str, Any], column: str | None, setting: str, at: str) -> Any:
+    """What is in a column that is named; an empty list where nothing is, or no column is named."""
+    if column is None:
+        return []
+    if column not in row:
+        raise TaskError(f"{at}: no column {column!r} (there are {', '.join(map(str, row))[:300]}); correct {setting}")
+    value = row[column]
+    return [] if value is None or (isinstance(value, str) and not value.strip()) else value
 
 
 def _text(row: Mapping[str, Any], column: str, where: str, kinds: tuple[type, ...]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.datasets import CODE, SETS, Columns, load_file, load_hub, load_set, select
-from r3.tasks.settings import FileSettings
+from r3.tasks.datasets import CODE, SETS, Columns, HelpColumns, load_file, load_hub, load_set, select
+from r3.tasks.settings import FileSettings, RowSettings
 from r3.verify import FunctionJudge, Judge, MathVerifier, Verdict, VerifierError
 from r3.verify.base import PlainJudge
 from r3.verify.boxes import boxed_answer
@@ -23,7 +23,7 @@ class FileTask:
     name = "file"
 
     def __init__(self, settings: FileSettings, length: Callable[[Query], int] | None = None) -> None:
-        queries = _rows(_load(settings.path, settings), settings)
+        queries = _rows(_load(settings.path, settings, help_columns(settings)), settings)
         heldout = [] if settings.heldout_path is None else _load(settings.heldout_path, settings)[: settings.heldout]
         if settings.heldout_path is None:
             queries, heldout = _cut(queries, settings)
@@ -51,17 +51,24 @@ def _judge(settings: FileSettings) -> Judge:
         raise TaskError(f"task.verifier={error}; or write 'math' or 'boxed'") from error
 
 
-def _load(name: str, settings: FileSettings) -> list[Query]:
+def help_columns(settings: RowSettings) -> HelpColumns:
+    """The columns that methods show or train on, as the settings name them."""
+    return HelpColumns(settings.demonstration_column, settings.hint_column, settings.feedback_column)
+
+
+def _load(name: str, settings: FileSettings, help: HelpColumns | None = None) -> list[Query]:
+    """The rows of a set or file; held-out ones need no `help`."""
     prompting = settings.prompting
     if name in CODE:
         raise TaskError(f"{name} is a set of code, which is judged by running it: set task.name=code")
     if name in SETS:
-        return load_set(name, prompting=prompting)
+        return load_set(name, prompting=prompting, help=help)
     columns = Columns(
         question=settings.question_column,
         answer=settings.answer_column,
         id=settings.id_column,
         needs_answer=settings.needs_answers,
+        help=help or HelpColumns(),
     )
     if name.startswith(HUB):
         hub, _, split = name.removeprefix(HUB).partition("@")

@@ -19,6 +19,7 @@ from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.files import boxed_verdict
 from r3.tasks.settings import GradedArithmeticSettings
+from r3.tasks.written import helped
 from r3.verify.base import Judge, PlainJudge
 
 LARGEST = 99
@@ -50,7 +51,7 @@ def _problems(settings: GradedArithmeticSettings, count: int, split: Split, seed
         question = f"Compute {expression(terms)}."
         if split_of(question) == split and question not in found:
             columns = {"problem": question, "solution": solution(terms)}
-            found[question] = prompting.query(question, question, str(sum(terms)), columns)
+            found[question] = helped(prompting.query(question, question, str(sum(terms)), columns))
     if len(found) < count:
         raise TaskError(
             f"task.difficulty={settings.difficulty}: fewer than {count} such problems were found; ask for fewer"

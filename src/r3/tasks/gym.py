@@ -18,6 +18,7 @@ from r3.samples import Query
 from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.settings import ReasoningGymSettings
 from r3.tasks.solutions import SOLUTIONS
+from r3.tasks.written import helped
 from r3.verify.base import Judge, PlainJudge, Verdict
 from r3.verify.boxes import boxed_answer
 
@@ -64,7 +65,7 @@ class ReasoningGymTask:
             columns: dict[str, Any] = {"problem": question}
             if write is not None:
                 columns["solution"] = write(entry)
-            found[question] = prompting.query(question, question, str(entry["answer"]), columns)
+            found[question] = helped(prompting.query(question, question, str(entry["answer"]), columns))
             self._entries[question] = entry
         if len(found) < count:
             raise TaskError(

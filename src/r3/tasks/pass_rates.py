@@ -8,7 +8,9 @@ which for the model at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
@@ -21,9 +23,14 @@ from r3.tasks.settings import TaskSettings
 log = logging.getLogger(__name__)
 
 
-def load_problems(settings: TaskSettings, seed: int, length: Callable[[Query], int] | None = None) -> Task:
+def load_problems(
+    settings: TaskSettings,
+    seed: int,
+    length: Callable[[Query], int] | None = None,
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> Task:
     """The task, with the training problems that `task.pass_rates_from` leaves of it."""
-    task = load_task(settings, seed, length)
+    task = load_task(settings, seed, length, functions)
     if settings.pass_rates_from is None:
         return task
     run = RunFiles(settings.pass_rates_from.replace("{seed}", str(seed)))

@@ -18,6 +18,8 @@ Split = Literal["train", "warm"]
 
 RESERVED = ("length", "overlong", "ranking")
 """Names of what the method itself may add to a reward."""
+GIVEN = "given"
+"""In place of a function's path: it was given to `r3.train` as an object, under the reward's name."""
 
 
 class RewardFunction(Settings):
@@ -201,7 +203,18 @@ class ReasoningGymSettings(PromptedSettings):
     """Which problems to train on; 'warm' are others, for a supervised warm start."""
 
 
-class FileSettings(PromptedSettings):
+class RowSettings(PromptedSettings):
+    """Tasks whose rows may hold what some methods show or train on, in columns of any name (docs/methods.md)."""
+
+    demonstration_column: str | None = None
+    """Column of a right answer in full, as a model would write it; luffy trains on it."""
+    hint_column: str | None = None
+    """Column of a hint, or of a list of hints from the vaguest to the plainest; sage and scaf-grpo show them."""
+    feedback_column: str | None = None
+    """Column of what a critic says of wrong answers to the problem; critique shows it in place of the verdict."""
+
+
+class FileSettings(RowSettings):
     """Your own data, or a maths set by name."""
 
     name: Literal["file"]
@@ -263,7 +276,7 @@ class SandboxedSettings(TaskSettings):
     """Run all of a wrong answer's tests, and reward it with the share that passes. It stays wrong to the method."""
 
 
-class CodeSettings(PromptedSettings, SandboxedSettings):
+class CodeSettings(RowSettings, SandboxedSettings):
     """Python functions and programs, judged by tests."""
 
     name: Literal["code"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,13 +41,15 @@ class Parts:
     """Of the run whose successes are replayed (`buffer.successes_from`)."""
 
 
-def build(config: Config, *, adapters_from: Any = None) -> Parts:
-    """Load and check everything that a run needs."""
+def build(
+    config: Config, *, adapters_from: Any = None, functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+) -> Parts:
+    """Load and check everything that a run needs; `functions` are rewards that were given as objects."""
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     check_extras(config)
-    task = load_problems(config.task, config.run.seed, prompt_length(config))
+    task = load_problems(config.task, config.run.seed, prompt_length(config), functions)
     check_task(task)
     check_batch(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)

@@ -10,7 +10,7 @@ from typing import Any
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
-from r3.method.mixed import StepResult, is_mixed
+from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
@@ -62,6 +62,7 @@ class Trainer:
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
                 report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
+            self.algorithm.first_replayed(result, report.start_logprobs)
             self.version += report.updates + report.skipped
             self.notes = self._notes(result, report)
         return result, {**self._metrics(asked, result, report), **revisits}
@@ -73,13 +74,9 @@ class Trainer:
 
     def resample(self, groups: Sequence[Group]) -> list[Group]:
         """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""
-        settings = self.config.method.resample
         more: list[Group] = []
-        if not settings.enabled or settings.fill == "copy":
-            return more
-        for rounds in range(1, settings.max_rounds + 1):
-            missing = self.config.train.queries_per_step - sum(is_mixed(group) for group in [*groups, *more])
-            batch = self.stream.take(max(0, missing))
+        for rounds in range(1, self.config.method.resample.max_rounds + 1):
+            batch = self.stream.take(self.algorithm.missing([*groups, *more], self.config.train.queries_per_step))
             if not batch:
                 break
             more += self.sample(self.algorithm.plain_prompts(batch), rounds)

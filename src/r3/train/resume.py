@@ -231,6 +231,7 @@ def inputs_of(task: Task, tokenizer: Any, earlier: SampleBuffer | None = None) -
     digests = {
         "tokenizer": _digest_of_tokenizer(tokenizer, task.train[:_TOKENISED]),
         "vocabulary": digest_of_vocabulary(tokenizer),
+        "help": _digest_of_help(task.train),
     }
     before = {} if earlier is None else {"earlier": earlier.contents()._asdict()}
     return {**problems, **digests, **before}
@@ -250,6 +251,8 @@ def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed:
         for name, said in (("train", "the training data"), ("heldout", "the held-out data"))
         if inputs[name] != then[name]
     ]
+    # Runs of earlier versions had no demonstrations and hints to go by.
+    changed += ["the demonstrations, hints or feedback"] if inputs["help"] != then.get("help", inputs["help"]) else []
     changed += ["the tokenizer"] if inputs["tokenizer"] != then["tokenizer"] else []
     changed += ["the buffer of buffer.successes_from"] if inputs.get("earlier") != then.get("earlier") else []
     if not changed:
@@ -269,6 +272,14 @@ def _digest_of_queries(queries: Sequence[Query]) -> str:
         prompt = query.prompt if isinstance(query.prompt, str) else [(turn.role, turn.content) for turn in query.prompt]
         row = [query.id, prompt, query.answer, dict(query.columns)]
         digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _digest_of_help(queries: Sequence[Query]) -> str:
+    """Of what methods show or train on beside the problems."""
+    digest = hashlib.blake2b(digest_size=16)
+    for query in queries:
+        digest.update(json.dumps([query.demonstration, query.hints, query.feedback]).encode() + b"\n")
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from r3.algorithm import Prompt, seed_of
-from r3.answers import Answer, drawn, judge_all
+from r3.judging import Answer, drawn, judge_all
 from r3.method.reward import reward_parts
 from r3.method.settings import RewardSettings
 from r3.rollout.protocol import Engine, Request, Response, Sampling

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from r3.algorithm import Algorithm
@@ -42,6 +43,8 @@ from r3.train.step_metrics import alarms
 from r3.train.stream import QueryStream
 
 log = logging.getLogger(__name__)
+Functions = Mapping[str, Callable[..., Any]]
+"""Rewards that were given as objects, by name."""
 
 SHOWN = {
     "reward": "reward",
@@ -69,9 +72,11 @@ def train(
     *,
     allow_changed_data: bool = False,
     callbacks: Sequence[AnyCallback] = (),
+    functions: Functions = MappingProxyType({}),
 ) -> Finished | None:
     """Train as the config says; with `resume`, go on with the run in that directory.
 
+    `functions` are the rewards that no dotted path names, by name.
     Started several times by torchrun or accelerate, the first process leads; in the others it serves and returns None.
     """
     told = Callbacks(callbacks)
@@ -83,9 +88,9 @@ def train(
     else:
         try:
             if resume is None:
-                finished = _begin(config, world, told)
+                finished = _begin(config, world, told, functions)
             else:
-                finished = _go_on(config, resume, world, told, allow_changed_data=allow_changed_data)
+                finished = _go_on(config, resume, world, told, functions, allow_changed_data=allow_changed_data)
         finally:
             dismiss(world)
     world.leave()
@@ -102,19 +107,21 @@ class _Resumed:
     notes: Mapping[str, Any]
 
 
-def _begin(config: Config, world: World, told: Callbacks) -> Finished:
+def _begin(config: Config, world: World, told: Callbacks, functions: Functions) -> Finished:
     refuse_run(run_path(config))  # before the model is loaded, which may take minutes
-    parts = _build(config, None, world)
+    parts = _build(config, None, world, functions)
     with RunDirectory.create(run_path(config), dump(config, run_path(config)), seed=config.run.seed) as directory:
         directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer, parts.earlier))
         return _run(parts, directory, None, world, told)
 
 
-def _go_on(config: Config, path: Path, world: World, told: Callbacks, *, allow_changed_data: bool) -> Finished:
+def _go_on(
+    config: Config, path: Path, world: World, told: Callbacks, functions: Functions, *, allow_changed_data: bool
+) -> Finished:
     """Check all that the run needs, the cheapest first, before anything of it is changed."""
     with RunDirectory.open(path) as directory:
         checkpoint = check_files(directory)
-        parts = _build(config, checkpoint, world)
+        parts = _build(config, checkpoint, world, functions)
         inputs = inputs_of(parts.task, parts.policy.tokenizer, parts.earlier)
         notes = check_inputs(directory, inputs, allowed=allow_changed_data)
         if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
@@ -122,8 +129,8 @@ def _go_on(config: Config, path: Path, world: World, told: Callbacks, *, allow_c
         return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world, told)
 
 
-def _build(config: Config, checkpoint: Checkpoint | None, world: World) -> Parts:
-    parts = build(config, adapters_from=_adapters(config, checkpoint))
+def _build(config: Config, checkpoint: Checkpoint | None, world: World, functions: Functions) -> Parts:
+    parts = build(config, adapters_from=_adapters(config, checkpoint), functions=functions)
     return parts if world.size == 1 else replace(parts, engine=SharedEngine(parts.engine, world))
 
 

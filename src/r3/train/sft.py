@@ -34,6 +34,7 @@ from r3.run import Progress, RunDirectory, RunFiles, StopRequested
 from r3.run.files import temporary
 from r3.samples import IntArray, Query
 from r3.tasks.pass_rates import load_problems
+from r3.tasks.written import written
 from r3.train.build import check_task, check_template
 from r3.train.session import run_path
 
@@ -162,20 +163,6 @@ def example(query: Query, policy: Policy, prompt: IntArray | None = None) -> Tra
         plain_prompt(query, policy.tokenizer) if prompt is None else prompt,
         _ids([*ids, policy.stop_tokens[0] if end is None else end]),
     )
-
-
-def written(query: Query) -> str | None:
-    r"""What a right answer looks like: the column `response` as it is, or `solution` with the answer in a box.
-
-    >>> written(Query("q", "2+3?", "5", {"solution": "2 + 3 = 5"}))
-    '2 + 3 = 5\n\\boxed{5}'
-    """
-    if query.columns.get("response"):
-        return str(query.columns["response"])
-    if not query.columns.get("solution"):
-        return None
-    solution = str(query.columns["solution"])
-    return solution if "\\boxed{" in solution else f"{solution}\n\\boxed{{{query.answer}}}"
 
 
 def _ids(values: Sequence[int]) -> IntArray:

@@ -23,7 +23,7 @@ _BLANKS = "\t\r\n\u200b\u200c\u200d\u2060\ufeff\u00ad\u00a0\u2009\u202f\u2002\u2
 
 
 class Extract(NamedTuple):
-    """The text in the box; or "" and why there is none."""
+    """The text in the box, or "" and the reason why there is none."""
 
     answer: str
     reason: str = ""

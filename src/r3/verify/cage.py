@@ -43,7 +43,7 @@ class CageSettings:
 
     target: str  # dotted path of the function that judges
     workers: int = 2
-    seconds: float = 1.0  # of processor time for one case; of wall time it has 30 times that
+    seconds: float = 1.0  # of processor time per case; the wall time is 30 times that
     memory_mb: int = 1024
     processes: int = 64  # that a judge may have started at a time
     sealed: bool = True  # no files, sockets or programs
@@ -172,7 +172,7 @@ class Cage:
 
     def _run(self, worker: _Worker, chunk: Sequence[_Task]) -> _Worker | None:
         """Have a worker answer a chunk; the worker, or None if it had to be ended."""
-        for place, task in enumerate(chunk):
+        for index, task in enumerate(chunk):
             started = time.monotonic()
             try:
                 answer = self._answered(worker, task)
@@ -183,7 +183,7 @@ class Cage:
                 else:
                     task.again = True
                     self._tasks.put([task])
-                for left in chunk[place + 1 :]:  # one by one, so that several hung cases spread over the workers
+                for left in chunk[index + 1 :]:  # one by one, so that several hung cases spread over the workers
                     self._tasks.put([left])
                 return None
             task.settle(answer)

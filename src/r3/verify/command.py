@@ -1,4 +1,4 @@
-r"""`r3 verify CASES.jsonl`: one case a line in, one verdict a line out, in order, as they come.
+r"""`r3 verify CASES.jsonl`: one case per line in, one verdict per line out, in order, as they come.
 
 In: {"id", "prediction", "gold"}, and optionally "kind": "answer" marks a prediction that is a bare final answer, which
 is then judged as if it stood in \boxed{}; any other kind, or none, is a whole model output.
@@ -29,7 +29,7 @@ def run(
     settings: MathSettings | None = None,
     batch: int = _BATCH,
 ) -> dict[str, int]:
-    """Judge the cases of a file, or of standard input for "-"; the counts of reasons.
+    """Judge the cases of a file, or of standard input for "-"; returns how often each reason occurred.
 
     `bare` takes every prediction without a box for a bare answer.
     """

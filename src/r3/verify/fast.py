@@ -46,9 +46,9 @@ def judge(gold: AnyShape, answer: AnyShape) -> bool | None:
         return False
     if gold.text == answer.text:
         return True
-    one, other = _cached_number(gold.text), _cached_number(answer.text)
-    if one and other:
-        return same_number(one, other)
+    gold_number, answer_number = _cached_number(gold.text), _cached_number(answer.text)
+    if gold_number and answer_number:
+        return same_number(gold_number, answer_number)
     if (choice := _CHOICE.fullmatch(gold.text)) and (chosen := _CHOSEN.fullmatch(answer.text)):
         return choice[1] == chosen[1]
     if _words(gold.text) is not None or _words(answer.text) is not None:

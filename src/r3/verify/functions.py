@@ -232,9 +232,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[Sequence[str], bool]:
     except (TypeError, ValueError):  # some built in C do not tell
         return (), True
     kinds = inspect.Parameter
-    names = [one.name for one in parameters if one.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
-    only_positional = any(one.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for one in parameters)
-    return (() if only_positional else names), any(one.kind == kinds.VAR_KEYWORD for one in parameters)
+    names = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    only_positional = any(p.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for p in parameters)
+    return (() if only_positional else names), any(p.kind == kinds.VAR_KEYWORD for p in parameters)
 
 
 def _imported(dotted: str) -> Callable[..., Any]:

@@ -74,19 +74,19 @@ class MathVerifier:
         verdicts: list[Verdict | None] = []
         asked: dict[tuple[str, str], list[int]] = {}
         waiting: dict[tuple[str, str], Future[Answer]] = {}
-        for place, case in enumerate(map(_case, cases)):
+        for index, case in enumerate(map(_case, cases)):
             verdict = _at_once(case, state)
             verdicts.append(verdict if isinstance(verdict, Verdict) else None)
             if isinstance(verdict, tuple):  # ask now: workers think while the fast path goes on
                 if verdict not in asked:
                     waiting[verdict] = self._ask(state, verdict)
-                asked.setdefault(verdict, []).append(place)
-        for pair, places in asked.items():
+                asked.setdefault(verdict, []).append(index)
+        for pair, indices in asked.items():
             verdict = _from_worker(waiting[pair].result())
             if verdict.reason not in _PASSING:
                 state.remember(pair, verdict, self.settings.remembered)
-            for place in places:
-                verdicts[place] = verdict
+            for index in indices:
+                verdicts[index] = verdict
         done = [verdict for verdict in verdicts if verdict is not None]
         state.count(done)
         return done

@@ -27,7 +27,7 @@ def send(channel: socket.socket, message: Any, deadline: float | None = None) ->
 
 def receive(channel: socket.socket, deadline: float | None = None, largest: int = LARGEST_MESSAGE) -> Any:
     """The next message. EOFError if the other side is gone, TimeoutError after the deadline, Malformed for anything
-    else than a message of a bearable size."""
+    but a message of a bearable size."""
     size = int.from_bytes(_exactly(channel, _HEAD, deadline), "big")
     if size > largest:
         raise Malformed(f"a message of {size:,} bytes; {largest:,} are the most")

@@ -266,5 +266,5 @@ def _balanced(inner: str) -> bool:
 
 def renamed(items: Items, names: tuple[str, ...]) -> Items:
     """The items in the order of `names`, which must be the same names."""
-    place = {name: i for i, name in enumerate(items.names)}
-    return replace(items, items=tuple(items.items[place[name]] for name in names), names=names)
+    index = {name: i for i, name in enumerate(items.names)}
+    return replace(items, items=tuple(items.items[index[name]] for name in names), names=names)

@@ -93,14 +93,14 @@ def judge(gold: AnyShape, answer: AnyShape) -> bool | None:
     leaves = isinstance(gold, Leaf) and isinstance(answer, Leaf)
     if not leaves and (isinstance(gold, Matrix) or isinstance(answer, Matrix) or not _sets_or_relations(gold, answer)):
         return False
-    one, other = parsed(gold.text), parsed(answer.text)
-    if _is_statement(one) != _is_statement(other):
+    gold_tree, answer_tree = parsed(gold.text), parsed(answer.text)
+    if _is_statement(gold_tree) != _is_statement(answer_tree):
         return False  # 1>2 is no way to write the empty set
-    if leaves and _is_value(one) and _is_value(other):
-        return _same_value(one, other, read_number(gold.text), read_number(answer.text))
-    if is_relation(one) and is_relation(other):
-        return _same_relation(_exact(one), _exact(other))
-    return _graded(one, other)
+    if leaves and _is_value(gold_tree) and _is_value(answer_tree):
+        return _same_value(gold_tree, answer_tree, read_number(gold.text), read_number(answer.text))
+    if is_relation(gold_tree) and is_relation(answer_tree):
+        return _same_relation(_exact(gold_tree), _exact(answer_tree))
+    return _graded(gold_tree, answer_tree)
 
 
 def _is_statement(tree: Any) -> bool:
@@ -125,14 +125,14 @@ _JUDGE = Judge(judge, near)
 def _same_relation(gold: Any, answer: Any) -> bool:
     """Equations by proof or by math-verify's solving; inequalities by proof or by the numbers that fulfil them."""
     if isinstance(gold, sympy.Rel) and isinstance(answer, sympy.Rel):
-        one, other = sympy.expand(gold.lhs - gold.rhs), sympy.expand(answer.lhs - answer.rhs)
-        if one.free_symbols and one.free_symbols == other.free_symbols:
-            ratio = sympy.cancel(one / other)
+        left, right = sympy.expand(gold.lhs - gold.rhs), sympy.expand(answer.lhs - answer.rhs)
+        if left.free_symbols and left.free_symbols == right.free_symbols:
+            ratio = sympy.cancel(left / right)
             if ratio.is_number and ratio.is_nonzero:  # multiples of each other; a negative one turns < round
                 return bool((answer if ratio.is_positive else answer.reversedsign).func is gold.func)
         if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
             # math-verify takes differences below 1e-15 for none.
-            return not ((one - other).is_number or (one + other).is_number) and _graded(gold, answer)
+            return not ((left - right).is_number or (left + right).is_number) and _graded(gold, answer)
     if gold.free_symbols != answer.free_symbols or len(gold.free_symbols) != 1:
         return False
     try:
@@ -275,9 +275,7 @@ def _exact(tree: Any) -> Any:
 def _rounded(gold: Any, answer: Any, gold_number: Number | None, answer_number: Number | None) -> bool | None:
     """Rationals exactly; a decimal against π or a root by our rounding rule; None if neither applies."""
     if gold.is_Rational and answer.is_Rational:
-        one = gold_number or Number(_fraction(gold))
-        other = answer_number or Number(_fraction(answer))
-        return same_number(one, other)
+        return same_number(gold_number or Number(_fraction(gold)), answer_number or Number(_fraction(answer)))
     if gold.free_symbols or not (gold.is_Rational or answer.is_Rational):
         return None
     number, real = (gold_number, answer) if gold.is_Rational else (answer_number, gold)
@@ -300,12 +298,12 @@ def _differ(gold: Any, answer: Any) -> bool:
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     for turn in range(len(_POINTS) if symbols else 1):
         at = {s: sympy.Rational(_POINTS[(turn + i) % len(_POINTS)]) + i for i, s in enumerate(symbols)}
-        one, other = (tree.subs(at).evalf(_DIGITS + 10) for tree in (gold, answer))
-        if not (one.is_number and other.is_number) or one.has(sympy.nan, sympy.zoo) or other.has(sympy.nan, sympy.zoo):
+        there, given = (tree.subs(at).evalf(_DIGITS + 10) for tree in (gold, answer))
+        if any(not value.is_number or value.has(sympy.nan, sympy.zoo) for value in (there, given)):
             continue
-        if not (one.is_finite and other.is_finite):
+        if not (there.is_finite and given.is_finite):
             continue
-        distance, scale = abs((one - other).evalf(_DIGITS)), max(abs(one).evalf(15), abs(other).evalf(15))
+        distance, scale = abs((there - given).evalf(_DIGITS)), max(abs(there).evalf(15), abs(given).evalf(15))
         if distance > scale * sympy.Float(10) ** (10 - _DIGITS):
             return True
     return False

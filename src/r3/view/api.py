@@ -36,6 +36,8 @@ CHARTED = (
     "replay/",
     "reflection/",
     "ranking/",
+    "lift/",
+    "yield/",
     "groups",
     "epoch",
     "verify/",
@@ -65,6 +67,7 @@ class Api:
             "queries": self.queries,
             "query": self.query,
             "buffer": self.buffer,
+            "settings": self.settings,
         }
 
     def answer(self, name: str, parameters: Parameters) -> Any:
@@ -132,6 +135,11 @@ class Api:
 
     def buffer(self, parameters: Parameters) -> Any:
         return self._buffers[self.runs.index(self._run(parameters))].page()
+
+    def settings(self, parameters: Parameters) -> Any:
+        from r3.view.resolved import settings_view  # pydantic is loaded for this page alone
+
+        return settings_view(self._run(parameters))
 
     def _run(self, parameters: Parameters) -> ViewedRun:
         number = _whole(parameters, "run", 0)

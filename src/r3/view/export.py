@@ -82,6 +82,7 @@ def _answers(api: Api, runs: Sequence[ViewedRun], steps: int) -> tuple[dict[str,
     for number, run in enumerate(runs):
         answers.keep("metrics", run=number)
         answers.keep("buffer", run=number)
+        answers.keep("settings", run=number)
         answers.keep("queries", run=number, search="", order="hardest")
         chosen = spread(run.tables.steps(), steps)
         tables = {step: answers.keep("step", run=number, step=step) for step in chosen}

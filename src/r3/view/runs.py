@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.errors import RunError
+from r3.errors import R3Error, RunError
 from r3.run import RunFiles
 from r3.run.files import read_regular
 from r3.view.columns import MetricsTail
@@ -58,11 +58,11 @@ class ViewedRun:
     def config(self) -> dict[str, Any]:
         """The settings; empty where they cannot be read."""
         if self._config is None:
-            import yaml
+            from r3.config_text import load_yaml
 
             try:
-                loaded = yaml.safe_load(self.files.read_config())
-            except (RunError, yaml.YAMLError):
+                loaded = load_yaml(self.files.read_config(), str(self.files.config_path))
+            except R3Error:
                 loaded = None
             self._config = loaded if isinstance(loaded, dict) else {}
         return self._config

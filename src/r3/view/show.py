@@ -81,7 +81,6 @@ def show_group(path: Path, which: str) -> str:
 
 def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -> str:
     rows = run.tables.rows(step, number)
-    now = about["versions"][0] if about["versions"] else 0
     lines = [
         f"{_bold(f'Step {step}, group {number}')}  query {visible(about['query'])}, {about['context']} prompt"
         + (f" showing attempt #{about['shown']}" if about["shown"] is not None else ""),
@@ -91,16 +90,12 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
     ]
     for i, outcome in enumerate(about["outcomes"]):
         verdict = "right" if outcome else "truncated" if about["truncated"][i] else "wrong"
-        origin = (
-            "fresh"
-            if i < about["fresh"]
-            else f"replayed from step {about['steps'][i]}, age {now - about['versions'][i]}"
-        )
         paid = "" if about["ranking"][i] is None else f", ranking {about['ranking'][i]:+.3f}"
         parts = _parts(rows[i].get("reward_parts") or {}) if rows else ""
         reason = f" ({visible(str(rows[i].get('verdict', '')))})" if rows and rows[i].get("verdict") else ""
         lines.append(
-            f"{_bold(f'[{i}] {verdict}')}{reason}, {origin}: reward {about['rewards'][i] or 0:.3f}{parts}{paid}, "
+            f"{_bold(f'[{i}] {verdict}')}{reason}, {_origin(about, i)}: "
+            f"reward {about['rewards'][i] or 0:.3f}{parts}{paid}, "
             f"advantage {about['advantages'][i] or 0:+.3f}, {about['lengths'][i]} tokens"
         )
         if rows:
@@ -110,6 +105,14 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
             "Only this summary was saved of the group: run.rollouts_groups says of how many the answers are kept."
         )
     return "\n".join(lines)
+
+
+def _origin(about: dict[str, Any], i: int) -> str:
+    if i < about["fresh"]:
+        return "fresh"
+    if about["steps"][i] == 0:  # of buffer.successes_from: this run's own steps count from 1
+        return "replayed from an earlier run"
+    return f"replayed from step {about['steps'][i]}, age {about['versions'][0] - about['versions'][i]}"
 
 
 def _parts(reward_parts: dict[str, Any]) -> str:

@@ -110,6 +110,7 @@ def test_every_recipe_is_named_where_a_user_gets_the_name_wrong() -> None:
         ("+r3_method.name=rl-zvp", "are of r3 train alone"),
         ("+r3_method.replay.when=always", "are of r3 train alone"),
         ("+r3_method.reflection.budget=shared", "groups have one size"),
+        ("+r3_method.replay.ratio=first_replayed", r"replay\.max_repeats"),
         ("+r3_method.buffer.successes_from=runs/first", "is of r3 train alone"),
         ("+r3_method.name=gspo", "the surrogate is verl's to set"),
         ("+algorithm.filter_groups={enable: true, metric: acc}", "algorithm.filter_groups.enable=false"),
@@ -138,7 +139,7 @@ def test_what_cannot_go_together_is_refused_with_the_fix(tmp_path: Path, overrid
         checked(verl_config(tmp_path, override))
 
 
-@pytest.mark.parametrize("preset", ["grpo", "r3", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
+@pytest.mark.parametrize("preset", ["grpo", "r3", "r3-paper", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
 def test_presets(tmp_path: Path, preset: str) -> None:
     settings = checked(verl_config(tmp_path, f"+r3_method.name={preset}"))
     on = {"replay": settings.replay.enabled, "reflection": settings.reflection.enabled}

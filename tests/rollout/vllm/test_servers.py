@@ -17,9 +17,8 @@ from r3.cli import main
 from r3.policy.model import Policy
 from r3.rollout import Request, Response, Sampling
 from r3.rollout.vllm.client import Broken, Client
-from r3.rollout.vllm.publish import Publisher
 from r3.rollout.vllm.servers import VllmServerEngine
-from r3.rollout.weights import merged_weights
+from r3.rollout.vllm.weights import Publisher, merged_weights
 from tests.rollout.models import answers
 from tests.train import tiny
 from tests.train.tiny import overrides, read_metrics

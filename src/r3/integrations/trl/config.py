@@ -14,6 +14,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from r3.config import validate_as
 from r3.errors import ConfigError
+from r3.integrations.common.groups import of_one_size
 from r3.method.settings import MethodSettings
 
 # How each of TRL's losses weighs a token, in the words of r3's objective. `luspo` sums over a row: a constant of 1.
@@ -28,8 +29,6 @@ NORMALISE = {
 }
 # Methods of r3 that this trainer does not run, and what TRL has instead.
 ELSEWHERE = {
-    "dapo": "TRL cannot sample a batch again, and without that it would be plain GRPO; the nearest is r3_method='grpo' "
-    "with loss_type='dapo', epsilon_high=0.28 and trl.rewards.get_soft_overlong_punishment among the rewards",
     "dr_grpo": "it is TRL's own: r3_method='grpo' with loss_type='dr_grpo' and scale_rewards='none'",
     "gspo": "it is TRL's own: r3_method='grpo' with importance_sampling_level='sequence', epsilon=3e-4 and "
     "epsilon_high=4e-4",
@@ -45,7 +44,6 @@ ELSEWHERE = {
     "rlep": "its surrogate on replayed rows would be TRL's to set",
     "exgrpo": "its surrogate on replayed rows would be TRL's to set",
 }
-NO_RESAMPLING = "TRL cannot sample a batch again: leave out resample, or use r3_method='grpo' with loss_type='dapo'"
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 
 
@@ -56,7 +54,9 @@ class R3Config(GRPOConfig):
     # As in TRL, so that the command line takes JSON for it.
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "r3_overrides"]  # noqa: RUF012
 
-    r3_method: str = field(default="r3", metadata={"help": "Preset: r3, r3-no-replay, …; grpo is TRL's own trainer."})
+    r3_method: str = field(
+        default="r3", metadata={"help": "Preset: r3, r3-paper, r3-no-replay, …; grpo is TRL's own trainer."}
+    )
     r3_overrides: dict[str, Any] | str | None = field(
         default=None,
         metadata={"help": "Method settings over the preset, nested or dotted: {'replay.k': 4, 'ranking': 'off'}."},
@@ -85,7 +85,7 @@ class R3Config(GRPOConfig):
         super().__post_init__()  # type: ignore[no-untyped-call]
         method = self.method()
         _refuse_idle(self, method)
-        if not (method.replay.enabled or method.reflection.enabled or method.ranking.enabled):
+        if not changes_training(method):
             return
         for conflict, fix in _conflicts(self, method):
             if conflict:
@@ -121,6 +121,7 @@ class R3Config(GRPOConfig):
             overrides["objective"] = {**_section(overrides, "objective"), **normalised}
         try:
             settings = validate_as(MethodSettings, {"name": self.r3_method, **overrides}, under="r3_overrides")
+            settings = of_one_size(settings, overrides)
         except ConfigError as error:
             raise ConfigError(str(error).replace("r3_overrides.name:", "r3_method:")) from error
         if not self.mask_truncated_completions:
@@ -133,18 +134,21 @@ class R3Config(GRPOConfig):
         return settings.model_copy(update={"mask_truncated": True})
 
 
+def changes_training(method: MethodSettings) -> bool:
+    """Whether anything of the method is on that TRL's own trainer has not."""
+    return any(part.enabled for part in (method.replay, method.reflection, method.ranking, method.resample))
+
+
 def _refuse_idle(args: R3Config, method: MethodSettings) -> None:
     """With every mechanism off this is TRL's trainer, and whatever else the overrides say would silently do nothing."""
-    if method.replay.enabled or method.reflection.enabled or method.ranking.enabled:
+    if changes_training(method):
         return
     given = _nested(args.r3_overrides if isinstance(args.r3_overrides, dict) else {})
-    idle = sorted(set(given) - {"replay", "reflection", "ranking"})
-    if "resample" in idle:
-        raise ValueError(f"r3_overrides: {NO_RESAMPLING}")
+    idle = sorted(set(given) - {"replay", "reflection", "ranking", "resample"})
     if idle:
         raise ValueError(
-            f"r3_overrides: {idle[0]} has no effect, since with replay, reflection and ranking off this is TRL's own "
-            "trainer: use TRL's settings (scale_rewards, loss_type, …), or turn a mechanism on"
+            f"r3_overrides: {idle[0]} has no effect, since with replay, reflection, ranking and resample off this is "
+            "TRL's own trainer: use TRL's settings (scale_rewards, loss_type, …), or turn a mechanism on"
         )
 
 
@@ -167,13 +171,19 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             "r3_overrides: replay.when='always' and replay.mode='replace' are of r3 train alone: leave them out",
         ),
         (
+            method.replay.enabled and method.replay.ratio == "first_replayed",
+            "r3_overrides: replay.ratio='first_replayed' keeps log-probs of the update, which is TRL's: leave it out, "
+            "and bound repetition with replay.max_repeats",
+        ),
+        (
             method.reflection.enabled and method.reflection.budget == "shared",
             "r3_overrides: reflection.budget='shared' splits a query's group, and TRL's groups have one size: leave it "
             "out, and bound reflection with reflection.max_share or r3_max_reflections",
         ),
         (
-            method.resample.enabled,
-            NO_RESAMPLING,
+            args.r3_method == "dapo" and (args.loss_type != "dapo" or args.epsilon_high is None),
+            "r3_method='dapo' brings DAPO's resampling, and its clip and token mean are TRL's to set: set "
+            "loss_type='dapo' and epsilon_high=0.28",
         ),
         (
             args.loss_type not in NORMALISE,

@@ -109,17 +109,40 @@ def select(batch: Batch, kept: Sequence[int], extra: Padded, values: Batch, empt
     for name, tensor in batch.items():
         if name not in PROMPT and name not in COMPLETION:
             continue
-        chosen = tensor[rows]
-        if tensor.size(1) > 1 or name != "importance_sampling_ratio":  # its sequence modes have one column
-            left = name in PROMPT
-            width = (extra.prompt_ids_BP if left else extra.completion_ids_BC).size(1)
-            room = (width - tensor.size(1), 0) if left else (0, width - tensor.size(1))
-            chosen = torch.nn.functional.pad(chosen, room, value=float((PROMPT | COMPLETION)[name]))
+        width = (extra.prompt_ids_BP if name in PROMPT else extra.completion_ids_BC).size(1)
+        chosen = _widened(tensor[rows], name, width)
         joined = torch.cat([chosen, more[name][:, : chosen.size(1)].to(chosen.dtype)])
         # An empty row repeats a real one, so that the model sees valid ids, with nothing of it in the loss.
         blank = batch_row(joined, name, empty)
         out[name] = torch.cat([joined, blank])
     return out
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """The rows of several batches behind each other, at the width of the widest."""
+    if len(batches) == 1:
+        return batches[0]
+    width_P = max(batch["prompt_ids"].size(1) for batch in batches)
+    width_C = max(batch["completion_ids"].size(1) for batch in batches)
+    out: Batch = {}
+    for name, tensor in batches[0].items():
+        if name == "advantages":
+            out[name] = torch.cat([batch[name] for batch in batches])
+        elif name == "num_items_in_batch":
+            out[name] = torch.stack([batch[name] for batch in batches]).sum(0).to(tensor.dtype)
+        else:
+            width = width_P if name in PROMPT else width_C
+            out[name] = torch.cat([_widened(batch[name], name, width) for batch in batches])
+    return out
+
+
+def _widened(rows: Tensor, name: str, width: int) -> Tensor:
+    if rows.size(1) == 1 and name == "importance_sampling_ratio":  # its sequence modes have one column
+        return rows
+    room = width - rows.size(1)
+    return torch.nn.functional.pad(
+        rows, (room, 0) if name in PROMPT else (0, room), value=float((PROMPT | COMPLETION)[name])
+    )
 
 
 def batch_row(rows: Tensor, name: str, times: int) -> Tensor:

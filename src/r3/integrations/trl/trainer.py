@@ -1,7 +1,8 @@
 """`R3Trainer`: TRL's `GRPOTrainer` with R³'s replay, reflection and ranking rewards.
 
 Six overrides, each around `super()`. Before TRL generates, reflection prompts join its rows; after TRL has judged
-them, `r3.algorithm` decides the advantages, and rows of replayed samples join; TRL's own loss does the rest.
+them, further queries may be asked for groups without variance (DAPO's resampling), `r3.algorithm` decides the
+advantages, and rows of replayed samples join; TRL's own loss does the rest.
 
 Departures from the paper, and choices TRL makes for us:
 - Reflection groups are appended to the generation batch, in whole groups that divide over the processes.
@@ -14,6 +15,8 @@ Departures from the paper, and choices TRL makes for us:
   around the current policy. The literal ratio π/π_behave of the paper (`correction: naive`) is not offered here.
 - TRL's log-probs are those of temperature sampling; top-k, top-p, min-p and penalties are not in them.
 - Right or wrong is a threshold on one reward function. A truncated answer is wrong and has at most 0 of that reward.
+- Queries that resampling asks for come from an order of their own beside TRL's sampler, whose steps are counted before
+  the run (`resampling`).
 - With every mechanism off this is TRL's trainer, its advantages included.
 """
 
@@ -22,7 +25,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,31 +35,22 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
-from r3.algorithm import Algorithm, Asked
+from r3.algorithm import Algorithm
 from r3.integrations.common.buffer_copies import FILE, open_buffer, save_buffer
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of
 from r3.integrations.trl import padding
-from r3.integrations.trl.config import R3Config
+from r3.integrations.trl.config import R3Config, changes_training
 from r3.integrations.trl.dataset import OutcomeWatch, check_rows, outcome_index, query_of
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
+from r3.integrations.trl.pending import Seen, Step
+from r3.integrations.trl.resampling import FurtherRows, by_rank, saved_position
 from r3.method.mixed import StepResult
 from r3.samples import Query
 
 T = TypeVar("T")
 Row = dict[str, Any]
-
-
-@dataclass
-class _Seen:
-    """What TRL computes while it makes a batch, and does not return."""
-
-    rewards: Tensor | None = None
-    """Of all ranks' rows, by reward function."""
-    completion_ids: list[list[int]] = field(default_factory=list)
-    passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Log-probs and entropies of each forward pass of the policy."""
 
 
 class R3Trainer(GRPOTrainer):
@@ -75,19 +68,24 @@ class R3Trainer(GRPOTrainer):
         self.r3_settings = args.method()
         self.r3_step: StepResult | None = None
         """The last batch's mixed groups and advantages; on the main process."""
-        parts = (self.r3_settings.replay, self.r3_settings.reflection, self.r3_settings.ranking)
         self._multiple_of = args.pad_to_multiple_of if isinstance(args.pad_to_multiple_of, int) else None
-        self._r3_on = any(part.enabled for part in parts)
+        self._r3_on = changes_training(self.r3_settings)
         self._group_size = int(args.num_generations or 0)
         self._microbatches = int(args.steps_per_generation or 0)
         self._r3_algorithm: Algorithm | None = None
-        self._r3_asked: Asked | None = None
-        self._r3_seen: _Seen | None = None
+        self._r3_under_way: Step | None = None
+        self._r3_further: FurtherRows | None = None
+        self._r3_seen: Seen | None = None
         self._r3_sampler: Any = None
         self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names) if self._r3_on else 0
         self._r3_watch = OutcomeWatch(self.reward_func_names[self._r3_outcome], args.r3_right_above)
         if self._r3_on and isinstance(self.train_dataset, Sized):
             check_rows(self.train_dataset, args.r3_id_column)  # type: ignore[arg-type]  # rows, as TRL wants them
+        if self.r3_settings.resample.enabled:
+            if not isinstance(self.train_dataset, Sized):
+                raise ValueError("resampling asks further rows of the data by number: give a dataset, not a stream")
+            rows: Any = self.train_dataset
+            self._r3_further = FurtherRows(rows, seed=args.seed, shuffle=bool(self.shuffle_dataset))
         self.add_callback(_CloseBuffer(self))
 
     # ------------------------------------------------------------- overrides
@@ -95,8 +93,22 @@ class R3Trainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         if not (self._r3_on and self.model is not None and self.model.training):
             return super()._generate_and_score_completions(inputs)
-        inputs = self._with_reflections(inputs)
-        self._r3_seen = _Seen()
+        drawn = [self._drawn(self._with_reflections(inputs))]
+        for _ in range(self.r3_settings.resample.max_rounds):
+            if not (rows := self._further_rows()):
+                break
+            drawn.append(self._drawn(rows))
+        plan = self._on_main(self._decide)
+        self._log_plan(plan)
+        if self._r3_further is not None:
+            self._metrics["train"]["r3/resample/rounds"].append(len(drawn) - 1)
+        ranks = self.accelerator.num_processes
+        order = by_rank([len(batch["prompt_ids"]) * ranks for batch in drawn], ranks)
+        return self._trained_rows(padding.join(drawn), plan, order)
+
+    def _drawn(self, inputs: list[Row]) -> padding.Batch:
+        """TRL's batch of answers to these rows; the groups that they form join the step's."""
+        self._r3_seen = Seen()
         try:
             batch = super()._generate_and_score_completions(inputs)
             seen = self._r3_seen
@@ -104,9 +116,8 @@ class R3Trainer(GRPOTrainer):
             self._r3_seen = None
         padding.check(batch)
         answers = gather_object(self._answers(batch, seen))
-        plan = self._on_main(lambda: self._decide(answers))
-        self._log_plan(plan)
-        return self._trained_rows(batch, plan)
+        self._on_main(lambda: self._grouped(answers))
+        return batch
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -127,6 +138,8 @@ class R3Trainer(GRPOTrainer):
         if self._r3_algorithm is not None:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
             save_buffer(self._r3_algorithm.buffer, folder)  # before the rest: no checkpoint looks whole without it
+            if self._r3_further is not None:
+                self._r3_further.save(folder)
         super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -134,6 +147,8 @@ class R3Trainer(GRPOTrainer):
         if not self._r3_on or checkpoint is None:
             return
         self._on_main(lambda: self._open_buffer(checkpoint))
+        if self._r3_further is not None:
+            self._r3_further.position = self._on_main(lambda: saved_position(checkpoint))
         # TRL's sampler draws a new order at each pass, and starts over when resumed: pass by the orders already used.
         for _ in range(self._epoch() - 1 if self._r3_sampler is not None else 0):
             next(iter(self._r3_sampler), None)
@@ -157,22 +172,43 @@ class R3Trainer(GRPOTrainer):
         for position, prompt in reflections:
             everyone += [{**everyone[position * size + i], "prompt": prompt} for i in range(size)]
         # TRL's groups lie side by side across the ranks, so all rows are dealt anew when there are more of them.
-        share = len(everyone) // self.accelerator.num_processes
-        rank = self.accelerator.process_index
-        return everyone[rank * share : (rank + 1) * share] if reflections else inputs
+        return self._share(everyone) if reflections else inputs
+
+    def _share(self, everyone: list[Row]) -> list[Row]:
+        """This rank's part of all ranks' rows."""
+        share, rank = len(everyone) // self.accelerator.num_processes, self.accelerator.process_index
+        return everyone[rank * share : (rank + 1) * share]
+
+    @property
+    def _whole(self) -> int:
+        """Groups come in multiples of this, so that their rows divide over the ranks."""
+        return int(self.accelerator.num_processes) // math.gcd(self._group_size, self.accelerator.num_processes)
 
     def _ask(self, batch: list[tuple[Query, int]]) -> list[tuple[int, Any]]:
         """Reflection prompts in TRL's form, each with its query's position; as many as the ranks can share."""
-        whole = self.accelerator.num_processes // math.gcd(self._group_size, self.accelerator.num_processes)
         asked = self._algorithm.ask(batch, step=self.state.global_step + 1)
-        self._r3_asked = asked = asked.limited(self.args.r3_max_reflections, multiple_of=whole)
+        asked = asked.limited(self.args.r3_max_reflections, multiple_of=self._whole)
+        self._r3_under_way = Step(len(batch), asked.prompts)
         for name in ("built", "early", "not_hard", "never_tried", "given_up", "no_failure", "too_long", "no_room"):
             self._metrics["train"][f"r3/reflection/{name}"].append(asked.counts.get(name, 0))
         return [(prompt.position, turns_of(prompt.text)) for prompt in asked.reflections]
 
+    def _further_rows(self) -> list[Row]:
+        """This rank's part of rows with other queries, for groups without variance; none where all have some (DAPO)."""
+        if self._r3_further is None:
+            return []
+        missing = self._on_main(
+            lambda: self._algorithm.missing(self._step_under_way.groups, self._step_under_way.queries)
+        )
+        rows = self._r3_further.take(math.ceil(missing / self._whole) * self._whole)
+        batch = [(query_of(row, self.args.r3_id_column), self._epoch()) for row in rows]
+        if self.accelerator.is_main_process:
+            self._step_under_way.prompts = self._algorithm.plain_prompts(batch)
+        return self._share([dict(row) for row in rows for _ in range(self._group_size)])
+
     # ------------------------------------------------------------- after generation
 
-    def _answers(self, batch: padding.Batch, seen: _Seen) -> list[Answer]:
+    def _answers(self, batch: padding.Batch, seen: Seen) -> list[Answer]:
         """This rank's rows as plain values: what was drawn, how likely it was, how it was judged."""
         assert seen.rewards is not None
         logps_BC, entropies_BC = self._statistics(batch, seen)
@@ -199,7 +235,7 @@ class R3Trainer(GRPOTrainer):
             answers.append(Answer(prompts[i], ids, logps[i, :n], entropies[i, :n], truncated, right, parts))
         return answers
 
-    def _statistics(self, batch: padding.Batch, seen: _Seen) -> tuple[Tensor, Tensor]:
+    def _statistics(self, batch: padding.Batch, seen: Seen) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the generated rows: from TRL's own pass if it made one, else from one of ours."""
         old = batch.get("old_per_token_logps")
         for logps_BC, entropies_BC in seen.passes:
@@ -219,26 +255,29 @@ class R3Trainer(GRPOTrainer):
             parts[outcome] = min(0.0, parts[outcome])
         return parts, verdict > self.args.r3_right_above and not truncated
 
-    def _decide(self, answers: Sequence[Answer]) -> Plan:
+    def _grouped(self, answers: Sequence[Answer]) -> None:
+        """The answers join the step as the groups of the prompts that were asked."""
+        step, size = self._step_under_way, self._group_size  # TRL lays a prompt's answers side by side
+        answered = [(prompt, answers[g * size : (g + 1) * size]) for g, prompt in enumerate(step.prompts)]
+        step.answers += answers
+        step.groups += to_groups(answered, version=self.state.global_step, step=self.state.global_step + 1)
+
+    def _decide(self) -> Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
-        assert self._r3_asked is not None
-        outcome = self.reward_func_names[self._r3_outcome]
+        step, outcome = self._step_under_way, self.reward_func_names[self._r3_outcome]
         self._r3_watch.see(
-            [answer.rewards[outcome] for answer in answers],
-            [math.fsum(answer.rewards.values()) for answer in answers],
-            [answer.right for answer in answers],
+            [answer.rewards[outcome] for answer in step.answers],
+            [math.fsum(answer.rewards.values()) for answer in step.answers],
+            [answer.right for answer in step.answers],
         )
-        version, size = self.state.global_step, self._group_size  # TRL lays a prompt's answers side by side
-        answered = [(prompt, answers[g * size : (g + 1) * size]) for g, prompt in enumerate(self._r3_asked.prompts)]
-        groups = to_groups(answered, version=version, step=self.state.global_step + 1)
-        self.r3_step = self._algorithm.learn(groups, version=version)
+        self.r3_step = self._algorithm.learn(step.groups, version=self.state.global_step)
         return plan_rows(self.r3_step, self.r3_settings)
 
-    def _trained_rows(self, batch: padding.Batch, plan: Plan) -> padding.Batch:
-        """TRL's batch with the plan's advantages and its extra rows."""
+    def _trained_rows(self, batch: padding.Batch, plan: Plan, order: Sequence[int]) -> padding.Batch:
+        """TRL's batch with the plan's advantages and its extra rows; `order` says which of the plan's each row is."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         laid = lay_out(
-            (plan.advantages != 0).tolist(),
+            (plan.advantages[list(order)] != 0).tolist(),
             ranks,
             len(plan.extra),
             at_least=self.args.per_device_train_batch_size * self._microbatches,
@@ -251,17 +290,19 @@ class R3Trainer(GRPOTrainer):
         padded = padding.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
         values, weight_BC = self._extra_values(batch, padded, len(mine.extra))
         out = padding.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
-        out["advantages"] = self._advantages(plan, mine, len(mine) * ranks, weight_BC)
+        first = rank * (len(order) // ranks)
+        generated = [order[first + i] for i in mine.kept]
+        out["advantages"] = self._advantages(plan, generated, mine, len(mine) * ranks, weight_BC)
         out["num_items_in_batch"] = torch.full_like(batch["num_items_in_batch"], plan.tokens)
         self._metrics["train"]["r3/rows"].append(len(mine) * ranks)
         self._metrics["train"]["r3/rows/empty"].append(sum(rank_rows.empty for rank_rows in laid))
         return out
 
-    def _advantages(self, plan: Plan, mine: RankRows, total: int, weight_BC: Tensor) -> Tensor:
+    def _advantages(
+        self, plan: Plan, generated: Sequence[int], mine: RankRows, total: int, weight_BC: Tensor
+    ) -> Tensor:
         """Eq. 3's advantages at the scale of TRL's loss; by token where replayed rows carry importance weights."""
         scale = scale_of(self.r3_settings, total, plan.tokens)
-        first = self.accelerator.process_index * (len(plan.advantages) // self.accelerator.num_processes)
-        generated = [first + i for i in mine.kept]
         kept = [plan.advantages[i] * scale(plan.weights[i], plan.lengths[i]) for i in generated]
         extra = [plan.extra[i] for i in mine.extra]
         joined = [row.advantage * scale(row.weight, len(row.tokens)) for row in extra]
@@ -316,6 +357,11 @@ class R3Trainer(GRPOTrainer):
             return self._forward(self.model, input_ids, attention_mask, keep)[0]
 
     # ------------------------------------------------------------- the buffer, the ranks, the metrics
+
+    @property
+    def _step_under_way(self) -> Step:
+        assert self._r3_under_way is not None
+        return self._r3_under_way
 
     @property
     def _algorithm(self) -> Algorithm:

@@ -14,6 +14,7 @@ from pydantic import Field
 from r3.buffer.settings import BufferSettings
 from r3.config import validate_as
 from r3.errors import ConfigError
+from r3.integrations.common.groups import of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 
@@ -81,7 +82,7 @@ def settings_of(config: DictConfig) -> VerlSettings:
     weighed: dict[str, Any] = {"normalise": normalise, "ratio": "sequence" if by_sequence else "token"}
     if normalise == "constant":
         weighed["constant_length"] = constant
-    return validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY)
+    return of_one_size(validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY), given)
 
 
 def checked(config: DictConfig) -> VerlSettings:
@@ -121,6 +122,11 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             and (settings.replay.when in ("always", "revisited") or settings.replay.mode == "replace"),
             f"{KEY}.replay.when=always and replay.mode=replace (repo, rlep, exgrpo) are of r3 train alone: leave them "
             "out here",
+        ),
+        (
+            settings.replay.enabled and settings.replay.ratio == "first_replayed",
+            f"{KEY}.replay.ratio=first_replayed keeps log-probs of the update, which is verl's: leave it out, and "
+            f"bound repetition with ++{KEY}.replay.max_repeats",
         ),
         (
             settings.reflection.enabled and settings.reflection.budget == "shared",

@@ -7,7 +7,6 @@ code and is then captured; all later ones are replays: no Python, no launches on
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import mul
@@ -22,7 +21,7 @@ from r3.policy.compiled import CompiledLayers
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native.cache import PAGE, PagedCache
 from r3.rollout.native.forward import PAGED, DecodePass, Pass, PrefillPass
-from r3.rollout.native.fused_linear import Siblings
+from r3.rollout.native.fused_linear import FusedLinears
 from r3.rollout.native.ops import Lanes, Ops, Split
 from r3.rollout.native.schedule import Drawn, Prefill, Row
 from r3.rollout.protocol import Sampling
@@ -43,13 +42,11 @@ class Decoder:
         self.cache, self.steps = cache, steps
         self._policy, self._ops = policy, ops
         self._compiled = CompiledLayers(policy.model, "rollout") if compile else None
-        self._siblings = Siblings(policy.model)
+        self._fused = FusedLinears(policy.model)
         self._parameters = self._addresses()
         self._lanes = Lanes.new(0, 0, steps, policy.device)
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if policy.device.type == "cuda" else None
-        self.capturing = 0.0
-        """Seconds spent on first steps and captures so far."""
 
     def prepare(self, lanes: int, pages: int) -> None:
         """Make room for so many lanes with rows of so many pages; drop graphs that no longer fit."""
@@ -61,7 +58,7 @@ class Decoder:
             self._drop_graphs()
         if self._addresses() != self._parameters:  # a graph reads weights where they were when it was captured
             self._drop_graphs()
-            self._siblings = Siblings(self._policy.model)
+            self._fused = FusedLinears(self._policy.model)
             self._parameters = self._addresses()
 
     def _drop_graphs(self) -> None:
@@ -73,7 +70,7 @@ class Decoder:
         return [parameter.data_ptr() for parameter in self._policy.model.parameters()]
 
     def prefill(self, prefills: Sequence[Prefill], budget: int) -> None:
-        """Compute the keys and values of these tokens into their pages, about `budget` tokens a forward."""
+        """Compute the keys and values of these tokens into their pages, about `budget` tokens per forward."""
         batch: list[Prefill] = []
         for prefill in prefills:
             if batch and sum(len(p.tokens) for p in (*batch, prefill)) > budget:
@@ -147,7 +144,6 @@ class Decoder:
 
     def _capture(self, kind: Hashable, n: int, split: Split, sampling: Sampling) -> None:
         """Run one step as it is, which compiles what must be compiled, then record it."""
-        started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         with self._forwarding():
             self._step(n, split, sampling)
@@ -155,7 +151,6 @@ class Decoder:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self._step(n, split, sampling)
         self._graphs[kind] = graph
-        self.capturing += time.perf_counter() - started
 
     def _upload(self, rows: Sequence[Row], table: npt.NDArray[np.int32]) -> None:
         """The rows' state into their lanes; lanes behind them idle on a page of their own."""
@@ -178,7 +173,7 @@ class Decoder:
     def _forwarding(self, *, compiled: bool = True) -> Iterator[None]:
         """The model ready for a forward of ours: evaluating, our attention, its layers compiled where asked."""
         layers: AbstractContextManager[None] = self._compiled() if compiled and self._compiled else nullcontext()
-        with self._policy.evaluating(), self._policy.attention(PAGED), self._siblings(), layers:
+        with self._policy.evaluating(), self._policy.attention(PAGED), self._fused(), layers:
             yield
 
 

@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from r3.rollout.base import SingleRun
-from r3.rollout.causal_lm import CausalLM
+from r3.rollout.causal_lm import CausalLM, SingleRun
 from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
 from r3.rollout.native.decoder import Decoder
 from r3.rollout.native.forward import Unsupported
 from r3.rollout.native.ops import Ops, TorchOps, TritonOps
-from r3.rollout.native.pages import PagePool
-from r3.rollout.native.schedule import Prefill, Row, Schedule
+from r3.rollout.native.schedule import PagePool, Prefill, Row, Schedule
 from r3.rollout.protocol import Request, Response, Sampling
 
 log = logging.getLogger(__name__)
@@ -137,8 +135,8 @@ class NativeEngine(SingleRun):
         each = 1 + prompts.shape[1] // self._cache.shape.page
         table = (1 + np.arange(len(prompts) * each, dtype=np.int32)).reshape(len(prompts), each)
         rows = [
-            Row(place, 0, tokens, 1, np.random.default_rng(0), int(tokens[-1]), pages=pages.tolist(), lane=place)
-            for place, (tokens, pages) in enumerate(zip(prompts, table, strict=True))
+            Row(lane, 0, tokens, 1, np.random.default_rng(0), int(tokens[-1]), pages=pages.tolist(), lane=lane)
+            for lane, (tokens, pages) in enumerate(zip(prompts, table, strict=True))
         ]
         try:
             self._cache.allocate(1 + table.size)
@@ -150,8 +148,8 @@ class NativeEngine(SingleRun):
         finally:
             self._cache.free()
         drawn = self._decoder.collect(len(rows))
-        own = [self._policy.own_logprobs(tokens) for tokens in prompts]
-        expected = np.array([float(logs[int(token)]) for logs, token in zip(own, drawn.tokens[:, 0], strict=True)])
+        forward = [self._policy.own_logprobs(tokens) for tokens in prompts]
+        expected = np.array([float(logs[int(token)]) for logs, token in zip(forward, drawn.tokens[:, 0], strict=True)])
         gaps = np.abs(expected - drawn.logprobs[:, 0])
         exact = self._cache.shape.dtype == torch.float32
         gap, most = (float(gaps.max()), 1e-3) if exact else (float(np.median(gaps)), 0.3)

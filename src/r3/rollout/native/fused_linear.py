@@ -3,7 +3,7 @@
 A decoding step at few lanes is a chain of small products, each too short to use the card's bandwidth. Queries, keys and
 values share their input, and so do the two halves of a gated MLP. Their weights are laid side by side in memory: the
 parameters stay the same objects and become views of one tensor, so that training sees no difference and nothing is
-held twice. While `with siblings():` runs, the first of them computes for all and the others hand their part out.
+held twice. While `with fused():` runs, the first of them computes for all and the others hand out their parts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class Siblings:
-    """All families of sibling layers in a model."""
+class FusedLinears:
+    """All the linear layers of a model that can be fused."""
 
     def __init__(self, model: nn.Module) -> None:
         self._replaced: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
         for parent in model.modules():
-            for names in FAMILIES:
+            for names in GROUPS:
                 layers = [parent._modules.get(name) for name in names]
                 if _alike(layers):
                     self._join(parent, names, [layer for layer in layers if isinstance(layer, nn.Linear)])
@@ -36,14 +36,14 @@ class Siblings:
         try:
             yield
         finally:
-            for parent, name, own, _ in self._replaced:
-                parent._modules[name] = own
+            for parent, name, layer, _ in self._replaced:
+                parent._modules[name] = layer
 
     def _join(self, parent: nn.Module, names: Sequence[str], layers: Sequence[nn.Linear]) -> None:
         weight = side_by_side([layer.weight for layer in layers])
         bias = side_by_side([layer.bias for layer in layers]) if layers[0].bias is not None else None
-        eldest = Eldest(weight, bias, [layer.out_features for layer in layers])
-        stand_ins = [eldest, *(Younger(eldest, place) for place in range(1, len(layers)))]
+        fused = FusedLinear(weight, bias, [layer.out_features for layer in layers])
+        stand_ins = [fused, *(Part(fused, index) for index in range(1, len(layers)))]
         self._replaced += zip([parent] * len(layers), names, layers, stand_ins, strict=True)
 
 
@@ -62,8 +62,9 @@ def side_by_side(parameters: Sequence[Tensor]) -> Tensor:
     """
     first, total = parameters[0].data, sum(len(parameter) for parameter in parameters)
     ends = [p.data_ptr() + p.numel() * p.element_size() for p in parameters]
-    one = len({p.data.untyped_storage().data_ptr() for p in parameters}) == 1
-    if one and ends[:-1] == [p.data_ptr() for p in parameters[1:]] and all(p.data.is_contiguous() for p in parameters):
+    one_storage = len({p.data.untyped_storage().data_ptr() for p in parameters}) == 1
+    contiguous = all(p.data.is_contiguous() for p in parameters)
+    if one_storage and contiguous and ends[:-1] == [p.data_ptr() for p in parameters[1:]]:
         return first.as_strided((total, *first.shape[1:]), first.stride())
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
@@ -71,8 +72,8 @@ def side_by_side(parameters: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-class Eldest(nn.Module):
-    """Computes for all siblings, returns its own part and keeps the rest until they are asked for it."""
+class FusedLinear(nn.Module):
+    """Stands in for the first layer: computes for all of them, returns the first part, keeps the rest till asked."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -82,22 +83,22 @@ class Eldest(nn.Module):
         self.rest: list[Tensor | None] = [None] * len(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        own, *rest = torch.split(F.linear(x, *self.whole), self.sizes, dim=-1)
-        for place, part in enumerate(rest, 1):
-            self.rest[place] = part
-        return own
+        first, *rest = torch.split(F.linear(x, *self.whole), self.sizes, dim=-1)
+        for index, part in enumerate(rest, 1):
+            self.rest[index] = part
+        return first
 
 
-class Younger(nn.Module):
-    """Hands out what the eldest computed."""
+class Part(nn.Module):
+    """Stands in for a later layer: hands out what the fused one computed for it."""
 
-    def __init__(self, eldest: Eldest, place: int) -> None:
+    def __init__(self, fused: FusedLinear, index: int) -> None:
         super().__init__()
-        self.eldest = (eldest,)  # in a tuple, so that it is not a submodule
-        self.place = place
+        self.fused = (fused,)  # in a tuple, so that it is not a submodule
+        self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        part = self.eldest[0].rest[self.place]
-        assert part is not None, "the eldest has not run"
-        self.eldest[0].rest[self.place] = None
+        part = self.fused[0].rest[self.index]
+        assert part is not None, "the fused layer has not run"
+        self.fused[0].rest[self.index] = None
         return part

@@ -37,9 +37,9 @@ def attend(
     members, dims, columns = tl.arange(0, GROUP_PADDED), tl.arange(0, D_PADDED), tl.arange(0, BLOCK)
     real = members < GROUP
     heads = head * GROUP + members
-    place = (lane * HEADS * GROUP + heads) * tl.num_programs(2) + split
+    cell = (lane * HEADS * GROUP + heads) * tl.num_programs(2) + split
     if (begin >= end) & (has_newest == 0):  # an empty chunk: no mass, and `combine` reads no mean of it
-        tl.store(mass_ptr + place, tl.full([GROUP_PADDED], float("-inf"), tl.float32), mask=real)
+        tl.store(mass_ptr + cell, tl.full([GROUP_PADDED], float("-inf"), tl.float32), mask=real)
         return
     wide = real[:, None] & (dims < D)[None, :]
     query = tl.load(query_ptr + lane * query_lane + heads[:, None] * query_head + dims[None, :], mask=wide, other=0.0)
@@ -89,8 +89,8 @@ def attend(
         best = higher
     mean = mean / mass[:, None]
     if SPLIT:
-        tl.store(mass_ptr + place, best + tl.log2(mass), mask=real)
-        tl.store(partial_ptr + place[:, None] * D + dims[None, :], mean, mask=wide)
+        tl.store(mass_ptr + cell, best + tl.log2(mass), mask=real)
+        tl.store(partial_ptr + cell[:, None] * D + dims[None, :], mean, mask=wide)
     else:
         offset = (lane * HEADS * GROUP + heads)[:, None] * D + dims[None, :]
         tl.store(out_ptr + offset, mean.to(out_ptr.dtype.element_ty), mask=wide)
@@ -115,7 +115,7 @@ def combine(
 
 @triton.jit
 def measure(logits_ptr, best_ptr, where_ptr, mass_ptr, heat_ptr, vocabulary, warmth, BLOCK: tl.constexpr):
-    """Maximum, its place, Σ exp and Σ x·exp of one block of a lane's scaled logits. Grid: (blocks, lanes)."""
+    """Maximum, its position, Σ exp and Σ x·exp of one block of a lane's scaled logits. Grid: (blocks, lanes)."""
     block, lane = tl.program_id(0), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     row = lane.to(tl.int64) * vocabulary
@@ -123,11 +123,11 @@ def measure(logits_ptr, best_ptr, where_ptr, mass_ptr, heat_ptr, vocabulary, war
     best = tl.max(x, 0)
     floor = tl.where(best == float("-inf"), 0.0, best)
     weights = tl.exp(x - floor)
-    place = lane * tl.num_programs(0) + block
-    tl.store(best_ptr + place, best)
-    tl.store(where_ptr + place, block * BLOCK + tl.argmax(x, 0))
-    tl.store(mass_ptr + place, tl.sum(weights, 0))
-    tl.store(heat_ptr + place, tl.sum(weights * tl.where(weights > 0, x - floor, 0.0), 0))
+    cell = lane * tl.num_programs(0) + block
+    tl.store(best_ptr + cell, best)
+    tl.store(where_ptr + cell, block * BLOCK + tl.argmax(x, 0))
+    tl.store(mass_ptr + cell, tl.sum(weights, 0))
+    tl.store(heat_ptr + cell, tl.sum(weights * tl.where(weights > 0, x - floor, 0.0), 0))
 
 
 @triton.jit
@@ -141,13 +141,13 @@ def draw(
     lane = tl.program_id(0)
     step = tl.load(step_ptr)
     parts = tl.arange(0, BLOCKS_PADDED)
-    place = lane * blocks + parts
+    cell = lane * blocks + parts
     known = parts < blocks
-    bests = tl.load(best_ptr + place, mask=known, other=float("-inf"))
+    bests = tl.load(best_ptr + cell, mask=known, other=float("-inf"))
     best = tl.max(bests, 0)
     scales = tl.exp(bests - best)
-    masses = tl.load(mass_ptr + place, mask=known, other=0.0) * scales
-    heats = tl.load(heat_ptr + place, mask=known, other=0.0) * scales
+    masses = tl.load(mass_ptr + cell, mask=known, other=0.0) * scales
+    heats = tl.load(heat_ptr + cell, mask=known, other=0.0) * scales
     total = tl.sum(masses, 0)
     # H = log Z - E[x], both measured from the maximum; a block of nothing but -inf has no share in either.
     lifted = heats + masses * tl.where(masses > 0, bests - best, 0.0)

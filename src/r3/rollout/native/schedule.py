@@ -13,16 +13,70 @@ first included, comes out of a decoding step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from r3.rollout.native.pages import IDLE, OutOfPages, PagePool
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FinishReason, FloatArray, IntArray
+
+IDLE = 0
+"""The page that lanes without a row write to; nobody ever holds it."""
+
+
+class OutOfPages(Exception):
+    """More pages are wanted than are free."""
+
+
+class PagePool:
+    """Pages 1 … count - 1 of `size` tokens each; a page shared by several holders is free when the last gives it back.
+
+    >>> pool = PagePool(count=4, size=16)
+    >>> held = pool.take(2)
+    >>> pool.share(held)
+    >>> pool.give_back(held), pool.free
+    (None, 1)
+    >>> pool.give_back(held), pool.free
+    (None, 3)
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+        self._free = list(range(count - 1, IDLE, -1))
+        self._holders = [0] * count
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages hold so many tokens."""
+        return -(-tokens // self.size)
+
+    def take(self, n: int) -> list[int]:
+        """`n` pages that nobody else holds; nothing is taken if there are not as many."""
+        if n > len(self._free):
+            raise OutOfPages(f"{n} pages wanted, {len(self._free)} free")
+        taken = [self._free.pop() for _ in range(n)]
+        for page in taken:
+            self._holders[page] = 1
+        return taken
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Hold pages that another holds too."""
+        for page in pages:
+            assert self._holders[page] > 0
+            self._holders[page] += 1
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            assert self._holders[page] > 0
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                self._free.append(page)
 
 
 class Drawn(NamedTuple):
@@ -123,14 +177,14 @@ class Schedule:
         """By lane, without holes."""
         self.waiting = deque(
             Row(
-                place,
+                number,
                 index,
                 request.prompt,
                 request.max_tokens(index, sampling),
                 np.random.default_rng([request.seed, index]),
                 int(request.prompt[-1]),
             )
-            for place, request in enumerate(requests)
+            for number, request in enumerate(requests)
             for index in range(request.n)
         )
         self.prompts = [Prompt(request.prompt, request.n) for request in requests]
@@ -239,13 +293,13 @@ class Schedule:
             prompt = self.prompts[row.request]
             full, rest = divmod(row.cached, self.pool.size)
             missing = self.pool.pages_for(row.cached) if prompt.pages is None else 0
-            own = self._take(wanted - full + missing, spare)
+            fresh = self._take(wanted - full + missing, spare)
             if prompt.pages is None:
-                prompt.pages, own = own[:missing], own[missing:]
+                prompt.pages, fresh = fresh[:missing], fresh[missing:]
                 if missing:
                     turn.prefills.append(Prefill(row.written(), prompt.pages))
             self.pool.share(prompt.pages[:full])
-            pages = prompt.pages[:full] + own
+            pages = prompt.pages[:full] + fresh
             if rest:
                 turn.copies.append((prompt.pages[full], pages[full]))
             self._started(prompt)

@@ -92,7 +92,7 @@ class Client:
         self._call("POST", "/update_weight_version", {"new_version": version}, timeout=60)
         self._call("POST", "/resume", timeout=60)
 
-    def generate(self, request: Request, place: int, index: int, sampling: Sampling, version: str) -> Response:
+    def generate(self, request: Request, number: int, index: int, sampling: Sampling, version: str) -> Response:
         """One response, drawn from the weights of this version and no others."""
         body = {"token_ids": request.prompt.tolist(), "sampling_params": sampling_parameters(request, index, sampling)}
         answer = self._call("POST", "/inference/v1/generate", body, timeout=self.patience)
@@ -104,7 +104,7 @@ class Client:
             raise Lost("it has other weights: it was restarted, or another run uses it")
         tokens = np.array(choice["token_ids"], np.int32)
         logprobs = np.array([at["logprob"] for at in choice["logprobs"]["content"]], np.float32)
-        return Response(place, index, tokens, logprobs, None, finish_of(choice["finish_reason"], tokens, logprobs))
+        return Response(number, index, tokens, logprobs, None, finish_of(choice["finish_reason"], tokens, logprobs))
 
     def drop(self) -> None:
         """End every call that is under way; vLLM gives up the requests of a client that hangs up."""

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from r3.rollout.base import SingleRun
-from r3.rollout.causal_lm import CausalLM
+from r3.rollout.causal_lm import CausalLM, SingleRun
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.rollout.vllm.common import (
     check_version,
@@ -30,8 +29,8 @@ from r3.rollout.vllm.common import (
     installed_version,
     sampling_parameters,
 )
+from r3.rollout.vllm.weights import merged_weights
 from r3.rollout.vllm.worker import EXTENSION
-from r3.rollout.weights import merged_weights
 
 
 class VllmEngine(SingleRun):
@@ -63,10 +62,10 @@ class VllmEngine(SingleRun):
         self._runs += 1
         unfinished: set[str] = set()
         try:
-            for place, request in enumerate(requests):
+            for number, request in enumerate(requests):
                 prompt = {"prompt_token_ids": request.prompt.tolist()}
                 for index in range(request.n):
-                    name = f"{self._runs}/{place}/{index}"
+                    name = f"{self._runs}/{number}/{index}"
                     engine.add_request(name, prompt, _sampling_params(request, index, sampling))
                     unfinished.add(name)  # not what add_request returns: that is vLLM's own name for it
             while engine.has_unfinished_requests():
@@ -152,9 +151,9 @@ def _sampling_params(request: Request, index: int, sampling: Sampling) -> Any:
 
 
 def _response(output: Any) -> Response:
-    _, place, index = (int(part) for part in output.request_id.split("/"))
+    _, number, index = (int(part) for part in output.request_id.split("/"))
     completion = output.outputs[0]
     tokens = np.array(completion.token_ids, np.int32)
     drawn = [at[token].logprob for at, token in zip(completion.logprobs, completion.token_ids, strict=True)]
     logprobs = np.array(drawn, np.float32)
-    return Response(place, index, tokens, logprobs, None, finish_of(completion.finish_reason, tokens, logprobs))
+    return Response(number, index, tokens, logprobs, None, finish_of(completion.finish_reason, tokens, logprobs))

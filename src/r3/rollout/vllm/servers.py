@@ -1,7 +1,7 @@
 """vLLM servers as a rollout engine: other processes, cards or machines generate, this one trains.
 
 Before the first rollout after an update every server fetches the policy's weights, LoRA adapters merged, straight from
-this process's memory (`publish`). Responses are dealt out one by one, to whichever server has room, and each says which
+this process's memory (`weights`). Responses are dealt out one by one, to whichever server has room, and each says which
 weights drew it: one that did not come from the weights of this rollout is not taken.
 
 A server that goes away leaves the run alone: what it had is asked of the others, or of itself when it is back, after it
@@ -27,13 +27,11 @@ import torch
 from transformers import PreTrainedModel
 
 from r3.errors import RunError
-from r3.rollout.base import SingleRun
-from r3.rollout.causal_lm import CausalLM
+from r3.rollout.causal_lm import CausalLM, SingleRun
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.rollout.vllm.client import START, Broken, Client, Lost, Refused
 from r3.rollout.vllm.common import shape_of
-from r3.rollout.vllm.publish import Publisher
-from r3.rollout.weights import merged_weights
+from r3.rollout.vllm.weights import Publisher, merged_weights
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class VllmServerEngine(SingleRun):
 class _Job:
     """A response that is wanted."""
 
-    place: int
+    number: int
     index: int
     tries: int = 0
 
@@ -145,7 +143,7 @@ class _Rollout:
     ) -> None:
         self.engine, self.requests, self.sampling, self.patience = engine, requests, sampling, patience
         self.version = engine.version
-        self.jobs = deque(_Job(place, i) for place, request in enumerate(requests) for i in range(request.n))
+        self.jobs = deque(_Job(number, i) for number, request in enumerate(requests) for i in range(request.n))
         self.total = len(self.jobs)
         self.links = links
         self.results: queue.SimpleQueue[Response | Exception] = queue.SimpleQueue()
@@ -217,8 +215,8 @@ class _Rollout:
         """Ask for one response; put the job back where the server is lost."""
         handover = link.handovers
         try:
-            request = self.requests[job.place]
-            response = link.client.generate(request, job.place, job.index, self.sampling, self.version)
+            request = self.requests[job.number]
+            response = link.client.generate(request, job.number, job.index, self.sampling, self.version)
         except Refused as error:
             raise RunError(f"rollout.servers: {link.client.address}: {error}") from error
         except Lost as error:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from r3.rollout.vllm.common import shape_of
-from r3.rollout.vllm.publish import fetch
+from r3.rollout.vllm.weights import fetch
 
 EXTENSION = "r3.rollout.vllm.worker.WeightReceiver"
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -96,7 +95,6 @@ class Sandbox:
             self._idle.put(None)
         self._mode = ""
         self._layers: list[str] = []
-        self._threads = ThreadPoolExecutor(self.settings.workers, thread_name_prefix="r3-sandbox")
         self._closed = False
 
     def start(self) -> list[str]:
@@ -123,16 +121,12 @@ class Sandbox:
                     break
         return Outcome(passed, len(job.tests), first.reason if first else "pass", first.feedback if first else "")
 
-    def judge_many(self, jobs: Sequence[Job], *, graded: bool = False) -> list[Outcome]:
-        return list(self._threads.map(lambda job: self.judge(job, graded=graded), jobs))
-
     def close(self) -> None:
         """End every worker. Waits for verdicts under way."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._threads.shutdown()
         for _ in range(self.settings.workers):
             if (worker := self._idle.get()) is not None:
                 worker.close()

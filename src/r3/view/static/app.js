@@ -10,6 +10,7 @@ import { groupPage } from "./group.js";
 import { listen, showHelp } from "./keys.js";
 import { overviewPage, runColour, setFocus } from "./overview.js";
 import { queriesPage, queryPage } from "./queries.js";
+import { settingsPage } from "./settings.js";
 import { follow, load, refreshState, store } from "./series.js";
 import { stepsPage } from "./steps.js";
 
@@ -21,12 +22,14 @@ const PAGES = {
   queries: queriesPage,
   query: queryPage,
   buffer: bufferPage,
+  settings: settingsPage,
 };
 const TABS = [
   ["overview", "Overview"],
   ["steps", "Steps"],
   ["queries", "Queries"],
   ["buffer", "Buffer"],
+  ["settings", "Settings"],
 ];
 const IN_TAB = { group: "steps", query: "queries" };
 const main = document.getElementById("main");

@@ -4,8 +4,11 @@ import { ask } from "./api.js";
 import { diffView } from "./diff.js";
 import { empty, fill, h, number, plural, signed } from "./dom.js";
 import { heatMap } from "./heat.js";
-import { badges, dot, outcomeOf, story } from "./marks.js";
+import { aged, badges, dot, outcomeOf, replays, story, whence } from "./marks.js";
 import { scatter, verdictOfRanking } from "./ranking.js";
+
+// Characters of the reference answer in a summary (r3.train.record).
+const KEPT_OF_ANSWER = 240;
 
 export async function groupPage(root, { run, parts, go }) {
   const [step, number_, sample] = parts.map(Number);
@@ -19,12 +22,17 @@ export async function groupPage(root, { run, parts, go }) {
   };
   if (!group.kept) {
     root.append(
-      promptBox(group),
-      empty(
-        "Only a summary was saved",
-        "The answers of this group were not kept: ",
-        h("code", {}, "run.rollouts_groups"),
-        " says of how many groups a step they are.",
+      h(
+        "div.detail",
+        {},
+        promptBox(group),
+        referenceCard(group),
+        empty(
+          "Only a summary was saved",
+          "The answers of this group were not kept: ",
+          h("code", {}, "run.rollouts_groups"),
+          " says of how many groups per step they are.",
+        ),
       ),
     );
     return { move };
@@ -56,7 +64,7 @@ function heading(run, step, group) {
   );
 }
 
-const ageOf = (group, one) => group.summary.versions[0] - one.policy_version;
+const replayOf = (group, index) => replays(group.summary)[index - group.summary.fresh];
 
 function sampleEntry(one, index, chosen, group, to) {
   const replayed = one.origin === "replayed";
@@ -73,7 +81,7 @@ function sampleEntry(one, index, chosen, group, to) {
         dot(word, { replayed }),
         h("b", {}, `sample ${index}`),
         h("span", {}, word),
-        replayed && h("span.badge.replay", {}, `step ${one.step}, age ${ageOf(group, one)}`),
+        replayed && h("span.badge.replay", {}, aged(replayOf(group, index))),
         h("span.worth", {}, signed(one.advantage)),
       ),
       h("span.preview", {}, one.preview || "(empty)"),
@@ -84,11 +92,22 @@ function sampleEntry(one, index, chosen, group, to) {
 const promptBox = (group) =>
   h("details.card.prompt", { open: group.prompt.length < 600 }, h("summary", {}, "Prompt"), h("pre", {}, group.prompt));
 
+// What the judge compares with, as far as a summary keeps it.
+const referenceCard = ({ summary: { answer } }) =>
+  answer &&
+  h(
+    "section.card.reference",
+    {},
+    h("h3", {}, "Reference answer"),
+    h("pre", {}, answer.length < KEPT_OF_ANSWER ? answer : `${answer}…`),
+  );
+
 async function showSample(detail, run, step, group, index, pick) {
   const one = await ask("sample", { run, step, group: group.group, sample: index });
   fill(
     detail,
     promptBox(group),
+    referenceCard(group),
     factRow(group, one, index),
     h(
       "section.card",
@@ -104,8 +123,8 @@ async function showSample(detail, run, step, group, index, pick) {
 function factRow(group, one, index) {
   const word = outcomeOf(one.outcome, one.finish === "length");
   const replayed = one.origin === "replayed";
+  const age = replayed ? replayOf(group, index).age : null;
   const parts = Object.entries(one.reward_parts)
-    .filter(([, value]) => value)
     .map(([name, value]) => `${name} ${number(value)}`)
     .join(" + ");
   const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, ...value));
@@ -119,11 +138,11 @@ function factRow(group, one, index) {
     fact("advantage", signed(one.advantage)),
     fact(
       "drawn",
-      `step ${one.step}`,
+      whence(one.step),
       h(
         "small",
         {},
-        `${replayed ? `${plural(ageOf(group, one), "update")} before this one, ` : ""}under the ${one.drawn_in} prompt`,
+        `${age === null ? "" : `${plural(age, "update")} before this one, `}under the ${one.drawn_in} prompt`,
       ),
     ),
   );

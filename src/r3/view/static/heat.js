@@ -1,7 +1,7 @@
 // A response token by token, each coloured by a number that was saved with it; peak tokens underlined.
 
 import { amount, amountKey, departure, departureKey } from "./colours.js";
-import { choice, fill, h, number, signed, visible } from "./dom.js";
+import { choice, fill, h, number, plural, signed, visible } from "./dom.js";
 
 const CHUNK = 2500;
 const MEASURES = [
@@ -76,7 +76,7 @@ function missing(name, sample) {
 function legend(sample, measure) {
   if (measure.why) return h("span.quiet", {}, measure.why);
   const peaks = sample.peaks.length
-    ? h("span.entry", {}, h("i.peak", {}, "ab"), `${number(sample.peaks.length)} peak tokens`)
+    ? h("span.entry", {}, h("i.peak", {}, "ab"), plural(sample.peaks.length, "peak token"))
     : null;
   if (!measure.values) return peaks;
   return [

@@ -4,7 +4,7 @@ import { moveCursor, cursorStep, zoomTo } from "./charts.js";
 import { button, fill, h } from "./dom.js";
 
 export const KEYS = [
-  ["1 2 3 4", "overview, steps, queries, buffer"],
+  ["1 2 3 4 5", "overview, steps, queries, buffer, settings"],
   ["j k", "next, previous row or sample"],
   ["Enter", "open the row, or the step under the cursor"],
   ["[ ]", "previous, next step or group"],
@@ -37,6 +37,7 @@ function actions(context, event) {
     2: () => go(`${context.run()}/steps`),
     3: () => go(`${context.run()}/queries`),
     4: () => go(`${context.run()}/buffer`),
+    5: () => go(`${context.run()}/settings`),
     j: () => (page.moveRow ? page.moveRow(1) : moveRow(1)),
     k: () => (page.moveRow ? page.moveRow(-1) : moveRow(-1)),
     "[": () => page.move && page.move(-1),

@@ -33,7 +33,7 @@ export function dots(summary) {
     summary.outcomes.map((outcome, i) => {
       const replayed = i >= summary.fresh;
       const word = outcomeOf(outcome, summary.truncated[i]);
-      return dot(word, { replayed, title: replayed ? `${word}, replayed from step ${summary.steps[i]}` : word });
+      return dot(word, { replayed, title: replayed ? `${word}, replayed from ${whence(summary.steps[i])}` : word });
     }),
   );
 }
@@ -71,14 +71,21 @@ export const solveKind = (summary) => {
 export const teaches = (summary) => summary.advantages.some((value) => value);
 export const rankedCount = (summary) => summary.ranking.filter((paid) => paid !== null && paid !== undefined).length;
 
-// [steps, ages] of what replay brought in.
+// Where a past answer comes from. Steps count from 1: what an earlier run found (buffer.successes_from) stands at 0, with
+// no id in this run's buffer and no age that its updates could tell.
+const isOfEarlierRun = (step) => step === 0;
+export const whence = (step) => (isOfEarlierRun(step) ? "an earlier run" : `step ${step}`);
+
+// Step and age in updates of each answer that replay brought in; no age where it is of an earlier run.
 export function replays(summary) {
   const now = summary.versions[0];
   return summary.steps.slice(summary.fresh).map((step, i) => {
     const age = now - summary.versions[summary.fresh + i];
-    return { step, age: Number.isFinite(age) ? age : null, id: summary.ids[summary.fresh + i] };
+    return { step, age: Number.isFinite(age) && !isOfEarlierRun(step) ? age : null };
   });
 }
+
+export const aged = ({ step, age }) => (age === null ? whence(step) : `${whence(step)}, age ${age}`);
 
 const WHY_NOT = {
   no_history: "no past answer of the other outcome",
@@ -97,14 +104,17 @@ export function deeds(summary) {
       summary.shown === null || summary.shown === undefined ? "reflection" : `reflects on #${summary.shown}`,
     ]);
   }
-  if (joined.length) {
-    const steps = [...new Set(joined.map((one) => one.step))];
-    const oldest = Math.max(...joined.map((one) => one.age ?? 0));
+  const earlier = joined.filter((one) => isOfEarlierRun(one.step));
+  const past = joined.filter((one) => !isOfEarlierRun(one.step));
+  if (past.length) {
+    const steps = [...new Set(past.map((one) => one.step))];
+    const oldest = Math.max(...past.map((one) => one.age ?? 0));
     found.push([
       "replay",
-      `${joined.length} replayed from ${steps.length === 1 ? "step" : "steps"} ${steps.slice(0, 3).join(", ")}${steps.length > 3 ? "…" : ""}, age ${oldest}`,
+      `${past.length} replayed from ${steps.length === 1 ? "step" : "steps"} ${steps.slice(0, 3).join(", ")}${steps.length > 3 ? "…" : ""}, age ${oldest}`,
     ]);
   }
+  if (earlier.length) found.push(["replay", `${earlier.length} replayed from an earlier run`]);
   const ranked = rankedCount(summary);
   if (ranked) found.push(["ranking", `${ranked} ranked`]);
   if (!found.length && WHY_NOT[summary.replay] && solveKind(summary) !== "mixed")
@@ -139,7 +149,7 @@ export function story(summary) {
   const joined = replays(summary);
   if (joined.length) {
     said.push(
-      `Replay brought in ${plural(joined.length, "past answer")} of the other outcome: ${joined.map((one) => `step ${one.step}, ${plural(one.age ?? 0, "update")} old`).join("; ")}.`,
+      `Replay brought in ${plural(joined.length, "past answer")} of the other outcome: ${joined.map((one) => (one.age === null ? whence(one.step) : `step ${one.step}, ${plural(one.age, "update")} old`)).join("; ")}.`,
     );
   } else if (kind !== "mixed" && summary.context === "plain") {
     said.push(`Replay brought nothing: ${WHY_NOT[summary.replay] || summary.replay}.`);

@@ -1,109 +1,13 @@
 // The overview: a few numbers, then the curves of all runs on one axis of steps.
 
-import { Chart, isZoomed, repaint, zoomTo } from "./charts.js";
+import { Chart, forgetCharts, isZoomed, repaint, zoomTo } from "./charts.js";
 import { KINDS } from "./colours.js";
+import { LINES, yieldLines } from "./curves.js";
 import { button, empty, fill, h, number, percent } from "./dom.js";
 import { aligned, column, epochs, latest, smooth, store } from "./series.js";
 
 const view = { smoothing: 0, focus: 0, hidden: new Set() };
 
-// A chart of lines: `parts` for one run, `main` (the first part) for comparing several.
-const LINES = [
-  {
-    title: "Accuracy",
-    note: "as sampled; dots: held-out",
-    format: percent,
-    parts: [
-      ["accuracy", "plain"],
-      ["accuracy/reflection", "under reflection"],
-      ["heldout/accuracy", "held-out", "points"],
-    ],
-  },
-  {
-    title: "Reward",
-    note: "mean, and its parts",
-    parts: [
-      ["reward", "reward"],
-      ["reward/correct", "correct"],
-      ["reward/length", "length"],
-      ["reward/ranking", "ranking"],
-    ],
-  },
-  {
-    title: "What R³ did",
-    note: "a step",
-    parts: [
-      ["replay/samples", "replayed answers"],
-      ["groups/reflection", "reflection groups"],
-      ["ranking/samples", "ranked answers"],
-    ],
-  },
-  {
-    title: "Groups that taught",
-    note: "some advantage is not 0",
-    parts: [
-      ["groups/teaching", "taught"],
-      ["groups", "all groups"],
-    ],
-  },
-  { title: "Truncated", note: "share of answers", format: percent, parts: [["truncated", "truncated"]] },
-  {
-    title: "Entropy",
-    note: "of the policy, nats a token",
-    parts: [
-      ["entropy", "when sampled"],
-      ["update/entropy", "when trained"],
-    ],
-  },
-  {
-    title: "Length",
-    note: "tokens",
-    parts: [
-      ["length/mean", "mean"],
-      ["length/max", "longest"],
-    ],
-  },
-  {
-    title: "Age of what was replayed",
-    note: "updates",
-    parts: [
-      ["replay/age_mean", "mean"],
-      ["replay/age_max", "oldest"],
-    ],
-  },
-  {
-    title: "Effective sample size",
-    note: "1: on-policy",
-    parts: [
-      ["update/ess/fresh", "fresh"],
-      ["update/ess/replayed", "replayed"],
-      ["update/ess/reflection", "reflection"],
-    ],
-  },
-  { title: "Loss", note: "of the update", parts: [["update/loss", "loss"]] },
-  { title: "Gradient norm", note: "before clipping", parts: [["update/grad_norm", "gradient norm"]] },
-  {
-    title: "Clipped tokens",
-    note: "share",
-    format: percent,
-    parts: [
-      ["update/clip_share/fresh", "fresh"],
-      ["update/clip_share/replayed", "replayed"],
-      ["update/clip_share/reflection", "reflection"],
-    ],
-  },
-  {
-    title: "KL",
-    note: "to the policy that sampled",
-    parts: [
-      ["update/kl/fresh", "fresh"],
-      ["update/kl/replayed", "replayed"],
-      ["update/kl/reflection", "reflection"],
-    ],
-  },
-  { title: "Learning rate", parts: [["update/learning_rate", "learning rate"]] },
-  { title: "Tokens per second", parts: [["tokens_per_second", "generated"]] },
-];
 const STAGES = ["rollout", "update", "method", "history", "buffer", "prompts"];
 
 export function overviewPage(root, { go }) {
@@ -119,11 +23,18 @@ export function overviewPage(root, { go }) {
   const open = (step) => {
     if (step > 0) go(`${view.focus}/steps/${step}`);
   };
+  const yields = yieldLines(store.runs.map((run) => run.columns));
   const charts = makeCharts(open);
+  const yieldCharts = yields.map((spec) => lineChart(spec, open));
   const tiles = h("div.tiles");
   const refresh = () => {
     fill(tiles, tileRow());
-    for (const chart of charts) chart.update();
+    for (const chart of [...charts, ...yieldCharts]) chart.update();
+  };
+  const update = () => {
+    if (yieldLines(store.runs.map((run) => run.columns)).length === yields.length) return refresh();
+    forgetCharts(); // a mechanism acted for the first time
+    return overviewPage(root, { go });
   };
   fill(
     root,
@@ -132,8 +43,10 @@ export function overviewPage(root, { go }) {
     h(
       "div.grid",
       {},
-      charts.map((chart) => chart.element),
+      charts.map(elementOf),
     ),
+    yieldCharts.length > 0 &&
+      h("section.yields", {}, h("h2", {}, "What the mechanisms bring"), h("div.grid", {}, yieldCharts.map(elementOf))),
     h(
       "p.hint",
       {},
@@ -149,21 +62,23 @@ export function overviewPage(root, { go }) {
     ),
   );
   refresh();
-  return { update: refresh, open };
+  return { update, open };
 }
 
+const elementOf = (chart) => chart.element;
+
+const lineChart = (spec, open) =>
+  new Chart({
+    title: spec.title,
+    note: store.runs.length > 1 ? spec.parts[0][1] : spec.note,
+    format: spec.format || number,
+    range: spec.range,
+    open,
+    read: () => readLines(spec),
+  });
+
 function makeCharts(open) {
-  const noteOf = (spec) => (store.runs.length > 1 ? spec.parts[0][1] : spec.note);
-  const lines = LINES.map(
-    (spec) =>
-      new Chart({
-        title: spec.title,
-        note: noteOf(spec),
-        format: spec.format || number,
-        open,
-        read: () => readLines(spec),
-      }),
-  );
+  const lines = LINES.map((spec) => lineChart(spec, open));
   const groups = new Chart({
     title: "Groups",
     note: "share by outcome",
@@ -179,7 +94,10 @@ function makeCharts(open) {
 const visibleRuns = () => store.runs.map((_, run) => run).filter((run) => !view.hidden.has(run));
 const marks = () => epochs(view.focus).map(([step, epoch]) => [step, `epoch ${epoch}`]);
 // Step 0 is the evaluation before training: it has held-out accuracy and nothing else.
-const trained = (run, key) => ({ steps: store.runs[run].steps, values: column(run, key) });
+const trained = (run, key) => ({
+  steps: store.runs[run].steps,
+  values: typeof key === "function" ? key(store.runs[run].columns) : column(run, key),
+});
 
 function readLines(spec) {
   const many = store.runs.length > 1;

@@ -57,9 +57,9 @@ class Service:
         result = self.unpack(function)(*values, **{key: self.unpack(value) for key, value in named.items()})
         packed = self.pack(result)
         changed = {}
-        for place, (before, value) in enumerate(zip(arguments, values, strict=True)):
+        for index, (before, value) in enumerate(zip(arguments, values, strict=True)):
             if isinstance(before, list) and before[0] in _MUTABLE and (after := self.pack(value)) != before:
-                changed[place] = after
+                changed[index] = after
         return packed, changed
 
     def get(self, target: Any, name: str) -> Any:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from . import landlock, linux, seccomp
 
-MODES = ("root", "user", "landlock", "none")
 _NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 _NOBODY = 65534
 _UNUSED_USERS = 0x70000000  # plus a process id: a user whom nothing on the machine belongs to

@@ -64,7 +64,7 @@ def pack(value: Any, handle: Handle) -> Any:
     return _as_base(value, kind, handle)
 
 
-def unpack(data: Any, found: Object) -> Any:
+def unpack(data: Any, stand_in: Object) -> Any:
     """The value that `pack` made the data from. Data of any other form is a ValueError."""
     if not isinstance(data, list):
         if isinstance(data, dict):
@@ -72,9 +72,9 @@ def unpack(data: Any, found: Object) -> Any:
         return data
     name, *items = data
     if make := _MAKE.get(name):
-        return make(unpack(item, found) for item in items)
+        return make(unpack(item, stand_in) for item in items)
     if make := _MAKE_MAPPING.get(name):
-        return make((unpack(key, found), unpack(item, found)) for key, item in items)
+        return make((unpack(key, stand_in), unpack(item, stand_in)) for key, item in items)
     if name == "int":
         return int(items[0], 16)
     if name in ("bytes", "bytearray"):
@@ -96,7 +96,7 @@ def unpack(data: Any, found: Object) -> Any:
         return _DATES[name](items[0])
     if name == "builtin":
         return _BUILTINS[items[0]]
-    return found(data)
+    return stand_in(data)
 
 
 def _rare(value: Any, kind: type) -> list[Any] | None:

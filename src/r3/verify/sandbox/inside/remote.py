@@ -76,12 +76,12 @@ class Connection:
         reply = self.ask("call", function, packed, {key: self.pack(value) for key, value in named.items()})
         value = self._value(reply)
         changed = reply.get("changed")
-        for place, after in changed.items() if isinstance(changed, dict) else ():
-            _update(arguments[int(place)], self.unpack(after))
+        for index, after in changed.items() if isinstance(changed, dict) else ():
+            _update(arguments[int(index)], self.unpack(after))
         return value
 
     def pack(self, value: Any) -> Any:
-        return pack(value, _place)
+        return pack(value, _handle_of)
 
     def unpack(self, data: Any) -> Any:
         try:
@@ -105,35 +105,35 @@ class Connection:
 class Remote:
     """A function or object of the answer's. It can be called, looked into and handed back, but never compared."""
 
-    __slots__ = ("_connection", "_kind", "_place")
+    __slots__ = ("_connection", "_handle", "_kind")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, connection: Connection, place: list[Any], kind: str) -> None:
-        for name, value in zip(self.__slots__, (connection, kind, place), strict=True):
+    def __init__(self, connection: Connection, handle: list[Any], kind: str) -> None:
+        for name, value in zip(self.__slots__, (connection, kind, handle), strict=True):
             object.__setattr__(self, name, value)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._connection.call(self._place, arguments, named)
+        return self._connection.call(self._handle, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._connection.value("get", self._place, name)
+        return self._connection.value("get", self._handle, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._connection.value("set", self._place, name, self._connection.pack(value))
+        self._connection.value("set", self._handle, name, self._connection.pack(value))
 
     def __getitem__(self, key: Any) -> Any:
-        return self._connection.value("item", self._place, self._connection.pack(key))
+        return self._connection.value("item", self._handle, self._connection.pack(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._connection.value("set_item", self._place, self._connection.pack(key), self._connection.pack(value))
+        self._connection.value("set_item", self._handle, self._connection.pack(key), self._connection.pack(value))
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._connection.value("items", self._place))
+        return iter(self._connection.value("items", self._handle))
 
     def __len__(self) -> int:
-        size = self._connection.value("size", self._place)
+        size = self._connection.value("size", self._handle)
         return size if isinstance(size, int) else self._refuse()
 
     def _refuse(self, *_: Any) -> NoReturn:
@@ -145,10 +145,10 @@ class Remote:
         return f"<{self._kind} object>"
 
 
-def _place(value: Any) -> list[Any]:
+def _handle_of(value: Any) -> list[Any]:
     if type(value) is Remote:
-        place: list[Any] = value._place
-        return place
+        handle: list[Any] = value._handle
+        return handle
     raise NotPlain(f"the test hands over a value of type {type(value).__name__}, which is not plain data")
 
 
@@ -166,11 +166,11 @@ def _update(argument: Any, after: Any) -> None:
 def _raise(kind: str, message: str, where: str) -> NoReturn:
     if kind == "NotPlain":
         raise NotPlain(message)
-    found = getattr(builtins, kind, None)
-    plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _STEERING)
+    raised = getattr(builtins, kind, None)
+    plain = isinstance(raised, type) and issubclass(raised, Exception) and not issubclass(raised, _STEERING)
     error: Any = AnswerError(f"{kind}: {message}")
-    if plain and found is not None:
+    if plain and raised is not None:
         with contextlib.suppress(TypeError):  # one that wants more arguments
-            error = found(message)
+            error = raised(message)
     error.raised_by_answer = (kind, message, where)
     raise error

@@ -89,14 +89,13 @@ def _program(pid: int) -> list[Instruction]:
     for numbers in _ALLOWED.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), allow]
-    own = (pid,)
     program += _if_argument(_CLONE[column], 0, (linux.CLONE_THREAD,), test=_ANY_BIT)
     program += _if_argument(_IOCTL[column], 1, _IOCTLS)
     program += _if_argument(_FCNTL[column], 1, _FCNTLS)
     program += _if_argument(_PRCTL[column], 0, (linux.PR_SET_NAME, linux.PR_GET_NAME))
-    program += _if_argument(_PRLIMIT[column], 0, (0, *own))
-    program += _if_argument(_AFFINITY[column], 0, (0, *own))
-    program += _if_argument(_KILL[column], 0, own) + _if_argument(_TGKILL[column], 0, own)
+    program += _if_argument(_PRLIMIT[column], 0, (0, pid))
+    program += _if_argument(_AFFINITY[column], 0, (0, pid))
+    program += _if_argument(_KILL[column], 0, (pid,)) + _if_argument(_TGKILL[column], 0, (pid,))
     return [*program, (_AT_LEAST, 0, 1, _NEWEST_KNOWN), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS), refuse]
 
 

@@ -55,8 +55,8 @@ def _functions(job: dict[str, Any], run: Run, seconds: float, output_limit: int)
     if failure is None and preparation is not None:
         failure = _attempt(connection, preparation, names, job["setup"], "The tests' set-up")
     passed = 0
-    for place, (test, program) in enumerate(zip(tests, programs, strict=True), 1) if failure is None else ():
-        outcome = _attempt(connection, program, names, test, f"Test {place} of {total}" if total > 1 else "The test")
+    for number, (test, program) in enumerate(zip(tests, programs, strict=True), 1) if failure is None else ():
+        outcome = _attempt(connection, program, names, test, f"Test {number} of {total}" if total > 1 else "The test")
         passed += outcome is None
         failure = failure or outcome
         if failure is not None and (connection.gone or not job["graded"]):
@@ -157,9 +157,9 @@ def _programs(job: dict[str, Any], runs: list[Run], seconds: float, output_limit
     """Each test is a run of the whole program: what it prints for an input."""
     tests: list[list[str]] = job["tests"]
     passed, first, shown = 0, None, ""
-    for place, ((given, expected), run) in enumerate(zip(tests, runs, strict=True), 1):
+    for number, ((given, expected), run) in enumerate(zip(tests, runs, strict=True), 1):
         os.pwrite(run.stdin, given.encode("utf-8", "replace"), 0)
-        what = f"Test {place} of {len(tests)}" if len(tests) > 1 else "The test"
+        what = f"Test {number} of {len(tests)}" if len(tests) > 1 else "The test"
         connection = Connection(run, seconds)
         failure = _loaded(connection, job, "__main__")
         printed = _text(run.output, output_limit)

@@ -135,10 +135,10 @@ class Zygote:
     def serve(self, job: int, runs: int) -> None:
         """Fork the processes of one verdict, wait for the tests' one, end them all."""
         ends = []
-        for place in range(runs):
+        for number in range(runs):
             ours, theirs = socket.socketpair()
             stdin, output = os.memfd_create("stdin"), os.memfd_create("output")
-            room = str(place) if runs > 1 else "."
+            room = str(number) if runs > 1 else "."
             pid = self._fork(partial(self._answer, theirs.fileno(), stdin, output, room))
             theirs.close()
             ends.append(remote.Run(pid, ours.detach(), stdin, output))

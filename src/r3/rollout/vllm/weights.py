@@ -1,6 +1,6 @@
-"""Weights from the trainer to other processes: straight from its memory, over HTTP, tensor after tensor.
+"""The policy's weights on their way into vLLM: adapters merged, and from the trainer's memory to other processes.
 
-The trainer listens on a port that the system picks, under a path that nobody can guess; a server's worker reads the
+`Publisher` listens on a port that the system picks, under a path that nobody can guess; a server's worker reads the
 stream and loads each tensor as it comes, so neither side holds a second copy of the model and nothing touches a disk.
 The stream is one record per tensor (a line of JSON with its name, dtype and shape, then its bytes) and an empty line.
 """
@@ -18,6 +18,35 @@ from urllib.request import ProxyHandler, build_opener
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
+
+_BASE = ".base_layer."
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Each weight of the model by name, as it is now; LoRA adapters are added to what they adapt, one layer at a time.
+
+    The model itself stays as it is. Weights without an adapter are not copied.
+    """
+    for name, parameter in model.named_parameters():
+        owner, adapted, leaf = name.rpartition(_BASE)
+        if not adapted:
+            if ".lora_" not in name:
+                yield name, parameter.data
+        elif leaf == "weight":
+            yield f"{owner}.{leaf}", _merged(model.get_submodule(owner), parameter.data)
+        else:
+            yield f"{owner}.{leaf}", parameter.data
+
+
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    """A peft layer's weight with its active adapters added, in float32 and rounded once."""
+    total = weight.float()
+    for adapter in layer.active_adapters:
+        total = total + layer.get_delta_weight(adapter).float()
+    return total.to(weight.dtype)
+
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 

@@ -1,12 +1,14 @@
-"""The file: its tables, its marks, and how a connection to it is opened.
+"""The SQLite file: its tables, how a connection to it is opened, and what its errors mean.
 
 queries       a small integer for each query id, dense, in order of first appearance
-samples       one row a sample, without its arrays, so that a million of them stay small enough to search
+samples       one row per sample, without its arrays, so that a million of them stay small enough to search
 trajectories  the arrays (see `codec`), in a table of their own
 attempts      the ledger behind `success_rate`: verified attempts by query, context and step; never evicted
 steps         running totals at the end of each step: `stats` reads the last row, `forget_after` goes back to an earlier
 digests       at the end of each step, a running digest of all checksums ever stored (see `totals`); files of earlier
               versions have none
+joined        how often answers of one text joined a group, by step, and their log-probs when they first did, where a
+              setting asks for it (see `replays`)
 settled       one row: the step that no rewind may pass, and how many evicted rows were removed for good
 """
 
@@ -14,13 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from r3.buffer.errors import SampleBufferError, explained
+from r3.errors import R3Error
 from r3.locks import FileLock, Locked
 
 MEMORY = ":memory:"
@@ -84,8 +87,12 @@ CREATE TABLE settled (step INTEGER NOT NULL, rows INTEGER NOT NULL);
 INSERT INTO settled VALUES (-1, 0);
 """
 
-# Apart from the schema, whose version it does not raise: files without it are read and written by all versions.
-_DIGESTS = "CREATE TABLE IF NOT EXISTS digests (step INTEGER PRIMARY KEY, digest BLOB NOT NULL)"
+# Apart from the schema, whose version they do not raise: files without them are read and written by all versions.
+_LATER = (
+    "CREATE TABLE IF NOT EXISTS digests (step INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS joined (query INTEGER NOT NULL, fingerprint BLOB NOT NULL, step INTEGER NOT NULL, "
+    "times INTEGER NOT NULL, logprobs BLOB, PRIMARY KEY (query, fingerprint, step)) WITHOUT ROWID",
+)
 
 
 def lock_for_writing(path: str) -> FileLock:
@@ -127,7 +134,8 @@ def connect_writer(path: str) -> sqlite3.Connection:
         db.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
         # Some builds overwrite deleted pages with zeros, which doubles the cost of `settle`; nothing here is secret.
         db.execute("PRAGMA secure_delete = OFF").fetchone()
-        db.execute(_DIGESTS)
+        for table in _LATER:
+            db.execute(table)
     return db
 
 
@@ -218,17 +226,17 @@ def _create(path: str) -> None:
 def _create_tables(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
-    db.executescript(f"BEGIN; {_SCHEMA} {_DIGESTS}; COMMIT;")
+    db.executescript(f"BEGIN; {_SCHEMA} {'; '.join(_LATER)}; COMMIT;")
 
 
 def files_of(path: str) -> dict[str, tuple[int, int]]:
     """Which files bear the buffer's names now, by device and number."""
-    found = {}
+    files = {}
     for name in () if path == MEMORY else (path, path + "-wal"):
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name)
-            found[name] = status.st_dev, status.st_ino
-    return found
+            files[name] = status.st_dev, status.st_ino
+    return files
 
 
 def sync_directory(path: str) -> None:
@@ -256,3 +264,59 @@ def _tune(db: sqlite3.Connection) -> None:
 
 def _uri(path: str, options: str) -> str:
     return f"file:{quote(os.path.abspath(path))}?{options}"
+
+
+# -------------------------------------------------------------------- errors
+
+
+class SampleBufferError(R3Error, RuntimeError):
+    """The buffer refused or could not finish something; what was already stored is untouched."""
+
+
+def damaged(path: str, detail: str) -> SampleBufferError:
+    """The error for stored data that is not what was written."""
+    return SampleBufferError(
+        f"{path}: the file is damaged ({detail}); copy every readable sample to a new file with "
+        f"r3.buffer.salvage({path!r}, 'new.sqlite')"
+    )
+
+
+@contextmanager
+def explained(path: str, doing: str) -> Iterator[None]:
+    """Raise whatever SQLite raises inside as a `SampleBufferError` about `path`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _explain(path, doing, error) from error
+
+
+def _explain(path: str, doing: str, error: sqlite3.Error) -> SampleBufferError:
+    code = getattr(error, "sqlite_errorcode", None)
+    name = getattr(error, "sqlite_errorname", "no SQLite code")
+    if code is None and isinstance(error, sqlite3.OperationalError):
+        return damaged(path, str(error))  # the only error Python raises by itself here: stored text that is not UTF-8
+    primary = (code or 0) & 0xFF  # extended codes keep the primary one in their low byte
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or name in _UNREADABLE:
+        return damaged(path, f"{name} while {doing}: {error}")
+    fix = _FIXES.get(primary)
+    if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        fix = f"{_free(path)}; nothing stored before is lost: free space (or lift the file size limit) and try again"
+    if fix is None:
+        fix = "nothing stored before is lost; this is unexpected, please report it"
+    return SampleBufferError(f"{path}: {doing} failed ({name}: {error}); {fix}")
+
+
+# Input errors of a disk that does not give back what it was given; the other input and output errors are of writing.
+_UNREADABLE = ("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPTFS")
+_FIXES = {
+    sqlite3.SQLITE_BUSY: "another program keeps the file locked: close it there and try again",
+    sqlite3.SQLITE_LOCKED: "another program keeps the file locked: close it there and try again",
+    sqlite3.SQLITE_READONLY: "the file or its directory is read-only: make both writable, or open it read-only",
+    sqlite3.SQLITE_PERM: "the file may not be read: fix its permissions",
+    sqlite3.SQLITE_CANTOPEN: "check that its directory exists and may be written, and that the path is a file",
+}
+
+
+def _free(path: str) -> str:
+    parent = Path(path).resolve().parent
+    return f"{shutil.disk_usage(parent).free:,} bytes are free in {parent}" if parent.exists() else f"no {parent}"

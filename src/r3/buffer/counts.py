@@ -1,4 +1,4 @@
-"""What the buffer answers beside samples, and the questions of people who look at it."""
+"""What the buffer answers besides samples: rates, counts, and what people ask who look at it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rewound(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """All that was ever stored up to the end of a step, in figures: equal figures, equal samples."""
+    """All that was ever stored up to the end of a step, in figures: where they are equal, so are the samples."""
 
     step: int
     """The newest step with samples; -1 in an empty buffer."""
@@ -45,7 +45,7 @@ class Contents(NamedTuple):
     tried: int
     solved: int
     digest: str | None
-    """Of every sample's checksum, in the order stored; None where an earlier version wrote the file."""
+    """Over the checksums of all samples in the order stored; None where an earlier version wrote the file."""
 
 
 class LedgerEntry(NamedTuple):
@@ -166,7 +166,7 @@ def reflected(db: sqlite3.Connection, newest: int) -> Reflected:
 
 
 def ledger(db: sqlite3.Connection, query_id: str) -> list[LedgerEntry]:
-    """Of one query, in order of steps."""
+    """Every verified attempt at a query, in order of steps."""
     rows = db.execute(_LEDGER, (query_id,))
     return [
         LedgerEntry(step, "reflection" if reflection else "plain", tried, solved)

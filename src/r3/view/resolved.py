@@ -1,0 +1,115 @@
+"""A run's resolved settings beside their defaults: what `config.yaml` says, and where that is another value."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from r3.config import Config, defaults_of, validate
+from r3.errors import ConfigError
+from r3.view.runs import ViewedRun
+
+Tree = Mapping[str, Any]
+
+
+def settings_view(run: ViewedRun) -> dict[str, Any]:
+    """Every setting by section, with its default, its help and whether it differs; and how the run was started.
+
+    Settings that this version does not know (another version's, another trainer's) are shown as they are; where
+    run.json tells their defaults, they are compared with those.
+    """
+    given, (info, _) = run.config(), run.info()
+    told = info.get("defaults")
+    problems: list[str] = []
+    sections = []
+    known = _known(given, problems)
+    for name, values in given.items():
+        section, defaults = known.get(name, (None, _below(told, name)))
+        rows = values if isinstance(values, dict) else {"": values}
+        help_text = "" if section is None else (type(section).__doc__ or "").split("\n")[0]
+        settings = list(_rows(rows, section, defaults, f"{name}."))
+        sections.append({"name": str(name), "help": help_text, "settings": settings})
+    return {
+        "sections": sections,
+        "problems": problems,
+        "command": shlex.join(map(str, _list(info.get("command")))),
+        "created": str(info.get("created") or ""),
+        "versions": info.get("versions") or {},
+        "resumed_from": [resume.get("step") for resume in _list(info.get("resumes")) if isinstance(resume, dict)],
+    }
+
+
+def _known(given: Tree, problems: list[str]) -> dict[str, tuple[BaseModel, Tree]]:
+    """The sections that this version reads, each with its defaults; the others' complaints join `problems`."""
+    ours = {name: values for name, values in given.items() if name in Config.model_fields}
+    try:
+        return _beside_defaults(validate(ours), ours)
+    except ConfigError:  # a section of another version does not hide the others
+        sections: dict[str, tuple[BaseModel, Tree]] = {}
+        for name, values in ours.items():
+            try:
+                sections |= _beside_defaults(validate({name: values}), {name: values})
+            except ConfigError as error:
+                problems.append(f"{name} is shown without its defaults: {str(error).splitlines()[0]}")
+        return sections
+
+
+def _beside_defaults(config: Config, given: Tree) -> dict[str, tuple[BaseModel, Tree]]:
+    beside = defaults_of(config)
+    return {name: (getattr(config, name), _defaults(getattr(config, name), getattr(beside, name))) for name in given}
+
+
+def _defaults(section: BaseModel, beside: Any) -> dict[str, Any]:
+    """What each setting would be: as in `beside`, or of its class where that is another kind of section."""
+    tree: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if type(beside) is type(section) or (name == "name" and hasattr(beside, name)):  # which kind of section it is
+            default = getattr(beside, name)
+        elif field.is_required():
+            continue
+        else:
+            default = field.get_default(call_default_factory=True)
+        tree[name] = _defaults(value, default) if isinstance(value, BaseModel) else to_jsonable_python(default)
+    return tree
+
+
+def _rows(values: Tree, section: BaseModel | None, defaults: Any, prefix: str) -> Iterator[dict[str, Any]]:
+    for name, value in values.items():
+        field = None if section is None else type(section).model_fields.get(name)
+        inner = None if field is None else getattr(section, name)
+        if isinstance(value, dict) and value and (field is None or isinstance(inner, BaseModel)):
+            section_below = inner if isinstance(inner, BaseModel) else None
+            yield from _rows(value, section_below, _below(defaults, name), f"{prefix}{name}.")
+            continue
+        has_default = isinstance(defaults, Mapping) and name in defaults
+        shown = _plain(value)
+        row = {"key": f"{prefix}{name}".rstrip("."), "value": shown}
+        if has_default:
+            row |= {"default": _plain(defaults[name]), "changed": shown != _plain(defaults[name])}
+        elif field is not None:  # it has none: a recipe must set it
+            row |= {"changed": True}
+        yield row | ({} if field is None else {"help": " ".join((field.description or "").split())})
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _below(tree: Any, name: str) -> Any:
+    return tree.get(name) if isinstance(tree, Mapping) else None
+
+
+def _plain(value: Any) -> Any:
+    """As JSON takes it; what YAML knows beside that (dates, .inf) as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(below) for below in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    return value if isinstance(value, float) and abs(value) < float("inf") else str(value)

@@ -1,0 +1,167 @@
+"""What bounds a success that is met again and again under a prompt that it was not drawn under."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from r3.algorithm import Algorithm
+from r3.buffer import SampleBuffer
+from r3.method.mixed import StepResult
+from r3.method.settings import MethodSettings
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
+from r3.policy.packing import Trajectory
+from r3.policy.settings import ModelSettings
+from r3.policy.update import Updater, UpdateReport
+from r3.samples import Context, Group, Query, Sample
+from r3.train.settings import TrainSettings
+from tests.train.test_train import contents
+from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3, save_model
+
+TOKENS = [11, 7, 23, 4]
+
+
+class Bed:
+    """One query that the policy never solves, and one success from a reflection prompt, replayed at every step."""
+
+    def __init__(self, folder: Path, updates: int = 1, **replay: Any) -> None:
+        model = ModelSettings.model_validate({"path": str(save_model(folder / "model", seed=3)), "device": "cpu"})
+        self.policy = Policy.load(model)
+        training = TrainSettings(learning_rate=3e-4, updates_per_batch=updates)
+        method = MethodSettings.model_validate(
+            {"name": "r3-no-ranking", "objective": {"correction": "naive", "ratio_gate": None}, "replay": replay}
+        )
+        optimiser = Optimiser(self.policy.model.parameters(), training, 100)
+        self.updater = Updater(self.policy, optimiser, method.objective, training, 1.0)
+        self.buffer = SampleBuffer(":memory:", per_query=None)
+        self.algorithm = Algorithm(method, self.buffer, self.policy.tokenizer)
+        self.query = Query("q", "1+1=")
+        self.prompt = self.policy.tokenizer.encode(self.query.prompt, add_special_tokens=False)
+        success = Sample(
+            "q",
+            TOKENS,
+            [-0.1] * 4,
+            outcome=True,
+            reward=1.0,
+            context=Context("reflection", 1),
+            step=0,
+            policy_version=0,
+        )
+        self.buffer.add([success])
+        self.version = 0
+
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            trajectory = Trajectory(torch.tensor(self.prompt).numpy(), torch.tensor(tokens).numpy())
+            return self.policy.statistics([trajectory], temperature=1.0).logprobs_T
+
+    def step(self, number: int) -> tuple[StepResult, UpdateReport]:
+        wrong = [[30 + i, 31 + number % 5] for i in range(3)]
+        drawn = [
+            Sample("q", t, self.logprobs(t).numpy(), outcome=False, step=number, policy_version=self.version)
+            for t in wrong
+        ]
+        result = self.algorithm.learn([Group(self.query, tuple(drawn), self.prompt)], version=self.version)
+        report = self.updater.update(result.weighted, version=self.version, seed=(0, number))
+        self.algorithm.first_replayed(result, report.start_logprobs)
+        self.version += report.updates
+        return result, report
+
+
+def test_a_success_met_25_times_is_pulled_to_the_clip_and_no_further(tmp_path: Path) -> None:
+    """By the ratio to the policy that first replayed it, a token stops once it is 1 + ε as likely; without, never.
+
+    Adam's momentum carries a token past the clip, so the bound is looser than log 1.2 a token.
+    """
+    gained: dict[str, list[float]] = {}
+    for ratio in ("drawn", "first_replayed"):
+        bed = Bed(tmp_path, ratio=ratio, max_age=None)
+        before = bed.logprobs(TOKENS)
+        clipped, gained[ratio] = [], []
+        for number in range(1, 26):
+            clipped.append(bed.step(number)[1].diagnostics.get("clip_share/replayed"))
+            gained[ratio].append(float((bed.logprobs(TOKENS) - before).sum()))
+        assert clipped[0] is None  # first met: nobody knows how likely it was here
+        assert clipped[-1] is None if ratio == "drawn" else clipped[-1] == 1.0
+    endless, bounded = gained["drawn"], gained["first_replayed"]
+    assert endless[0] == bounded[0]
+    assert endless[24] > endless[12] + 1.5
+    assert abs(bounded[24] - bounded[12]) < 0.1
+    assert bounded[24] < 0.4 * endless[24]
+
+
+def test_the_ratio_is_to_the_log_probs_of_the_first_replay(tmp_path: Path) -> None:
+    for updates in (1, 2):
+        bed = Bed(tmp_path, updates, ratio="first_replayed", max_age=None)
+        start = bed.logprobs(TOKENS)
+        for number in range(1, 4):
+            now = bed.logprobs(TOKENS)
+            result, report = bed.step(number)
+            (i,) = (i for i, w in enumerate(result.weighted) if w.origin == "replayed")
+            assert result.weighted[i].recomputed == (number == 1)
+            if number == 1:
+                torch.testing.assert_close(torch.from_numpy(report.start_logprobs[i]), start)
+            elif updates == 1:
+                torch.testing.assert_close(torch.from_numpy(report.log_ratios[i]), now - start, atol=1e-5, rtol=1e-4)
+            assert report.diagnostics.get("tokens/other_context", 0) == (4 if number == 1 else 0)
+
+
+def test_an_answer_joins_so_often_and_no_more(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, max_repeats=3)
+    reasons = [bed.step(number)[0].groups[0].replay for number in range(1, 6)]
+    assert reasons == ["joined"] * 3 + ["used_up"] * 2
+    bed.buffer.forget_after(2)
+    assert [bed.step(number)[0].groups[0].replay for number in (3, 4)] == ["joined", "used_up"]
+
+
+REMEMBERED = {
+    "method__reflection__at_once": "true",
+    "method__reflection__tau": 0.9,
+    "train__epochs": 4,
+    "run__checkpoint_every": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("method__replay__max_repeats", 1), ("method__replay__ratio", "first_replayed")]
+)
+def test_a_run_that_is_killed_remembers_what_it_replayed(tmp_path: Path, setting: str, value: Any) -> None:
+    settings = {**REMEMBERED, setting: value}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    run_r3("train", "--quiet", *overrides(whole, **settings))
+    lines = read_metrics(whole / "run")
+    assert (sum(line.get("replay/used_up", 0) for line in lines) > 0) == (value == 1)
+    assert sum(line.get("replay/cross_context", 0) for line in lines) > 0
+    same = {**settings, "model__path": whole / "model", "task__path": whole / "task.jsonl"}
+    process = subprocess.Popen(
+        command("train", "--quiet", *overrides(cut, **same)), cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    while process.poll() is None and not (cut / "run/rollouts/step-000005.jsonl.gz").exists():
+        os.sched_yield()
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    run_r3("train", "--quiet", "--resume", cut / "run")
+    assert read_metrics(cut / "run") == lines
+    assert contents(cut) == contents(whole)
+    remembered = []
+    for folder in (whole, cut):
+        with SampleBuffer.open_reader(folder / "run/buffer.sqlite") as buffer:
+            joins = buffer.joins([f"q{i}" for i in range(12)])
+            remembered.append(
+                {
+                    (query, text): (past.times, None if past.logprobs is None else past.logprobs.tobytes())
+                    for query, texts in joins.items()
+                    for text, past in texts.items()
+                }
+            )
+    assert remembered[0] == remembered[1]
+    assert any(logprobs is not None for _, logprobs in remembered[0].values()) == (value == "first_replayed")
