@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,6 +60,8 @@ class Prompt:
     context: Context = PLAIN
     plain_tokens: IntArray | None = None
     """For a reflection prompt: the plain one's."""
+    revisited: bool = False
+    """Its query is asked before its turn (`revisit`)."""
     halved: bool = False
     """It shares its query's G answers with the query's other prompt (`reflection.budget` = shared)."""
 
@@ -71,7 +73,7 @@ class Prompt:
 
     def group(self, samples: Sequence[Sample]) -> Group:
         """The group that these answers to it form."""
-        return Group(self.query, tuple(samples), self.tokens, self.context, self.plain_tokens)
+        return Group(self.query, tuple(samples), self.tokens, self.context, self.plain_tokens, self.revisited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +129,12 @@ class Algorithm:
 
     # ---------------------------------------------------------------- ask
 
-    def ask(self, batch: Batch, *, step: int) -> Asked:
-        """The plain prompts of the batch's queries, and a second prompt for each hard one (ISR)."""
-        plain = self.plain_prompts(batch)
+    def ask(self, batch: Batch, *, step: int, revisited: Collection[int] = ()) -> Asked:
+        """The plain prompts of the batch's queries, and a second prompt for each hard one (ISR).
+
+        `revisited` says by their positions which queries are asked before their turn.
+        """
+        plain = [replace(prompt, revisited=prompt.position in revisited) for prompt in self.plain_prompts(batch)]
         reflections, counts = self._reflection_prompts(plain, step)
         if self.settings.reflection.budget == "shared":
             halved = {prompt.position for prompt in reflections}
@@ -298,7 +303,7 @@ class Algorithm:
             ids = [g.query.id for g in groups if outcome in wanted_outcomes(g, self.settings.replay)]
             for query_id, samples in self._candidates(ids, outcome, version, joins).items():
                 past.setdefault(query_id, []).extend(samples)
-        if self.settings.replay.when == "always":  # the newest of both outcomes together
+        if self.settings.replay.when in ("always", "revisited"):  # the newest of both outcomes together
             past = {q: sorted(s, key=by_age, reverse=True)[: self.settings.replay.candidates] for q, s in past.items()}
         for query_id, samples in self._just_reflected(groups).items():
             past.setdefault(query_id, []).extend(samples)

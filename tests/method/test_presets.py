@@ -41,7 +41,7 @@ from tests.method.makers import make_group
 
 LIMIT = 20
 REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay_presets`
-SAMPLING = ("polaris",)  # `test_filling`
+SAMPLING = ("polaris", "prompt-replay")  # `test_filling`, `test_revisit`
 BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in (*REPLAYING, *SAMPLING)]
 
 

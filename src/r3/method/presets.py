@@ -25,6 +25,7 @@ MethodName = Literal[
     "grpo",
     "dapo",
     "polaris",
+    "prompt-replay",
     "dr_grpo",
     "gspo",
     "cispo",
@@ -66,6 +67,7 @@ GOVERNED = (
     "reflection.enabled",
     "ranking.enabled",
     "resample.enabled",
+    "revisit.enabled",
     "mask_truncated",
     "advantage.scale",
     "advantage.baseline",
@@ -167,6 +169,30 @@ METHODS: Mapping[MethodName, Preset] = {
             "copies are weights, drawn with putting back; the token mean is the batch's, not each mini-batch's. Its "
             "other parts are settings of the run: task.max_pass_rate=0.9 with task.pass_rates_from between stages, "
             "rollout.temperature 1.4 and rising by stage"
+        ),
+    ),
+    "prompt-replay": Preset(
+        "half of a batch are queries that were solved now and then, asked again; all answers are fresh",
+        "arXiv 2603.21177; baroian/GRPO_prompt_replay open_instruct/grpo_fast.py",
+        {
+            **_PLAIN,
+            "objective": {"name": "grpo", "normalise": "token"},
+            "revisit": {
+                "enabled": True,
+                "share": 0.5,
+                "weights": "closest",
+                "min_rate": 0.24,
+                "max_rate": 0.70,
+                "cooldown": 5,
+                "jitter": 0.2,
+                "max_reuse": 20,
+                "start_at": None,
+                "retire": False,
+            },
+        },
+        departures=(
+            "the objective is GRPO's with the token mean; a query's cooldown also counts from its own turn; a query "
+            "that the batch has from the data already is not drawn once more"
         ),
     ),
     "dr_grpo": Preset(
@@ -277,7 +303,8 @@ METHODS: Mapping[MethodName, Preset] = {
         needs="a buffer on disk",
         departures=(
             "the history is a query's newest 16 samples, whole steps old; buffer.per_query may keep more; no KL "
-            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, max variance is missing"
+            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, the highest reward first is "
+            "set, replay.order=max_variance and newest are there too"
         ),
     ),
     "rlep": Preset(
@@ -307,14 +334,26 @@ METHODS: Mapping[MethodName, Preset] = {
         ),
     ),
     "exgrpo": Preset(
-        "a past success, the one of lowest entropy, takes the place of a fresh answer; ratio shaped, not clipped",
+        "half of a batch from a pool of partly solved queries, each with its surest past success for a fresh answer",
         "arXiv 2510.02245; ElliottYan/LUFFY ExGRPO",
         {
             **_PLAIN,
             "advantage": {"scale": "none"},
+            "revisit": {
+                "enabled": True,
+                "share": 0.5,
+                "weights": "gaussian",
+                "sigma": 1.0,
+                "min_rate": 0.0,
+                "max_rate": 1.0,
+                "cooldown": 0,
+                "max_reuse": None,
+                "start_at": 0.35,
+                "retire": True,
+            },
             "replay": {
                 "enabled": True,
-                "when": "always",
+                "when": "revisited",
                 "mode": "replace",
                 "baseline": "joint",
                 "k": 1,
@@ -328,10 +367,10 @@ METHODS: Mapping[MethodName, Preset] = {
         },
         needs="a buffer on disk, entropies",
         departures=(
-            "left out: the pool (half of a batch drawn by pass rate, solved queries retired, start once 0.35 of "
-            "answers are right): every query with a past success replays one; entropies are those at sampling time, "
-            "not the current policy's; the answer whose place is taken is generated all the same; no entropy bonus, "
-            "no clip in the first phase"
+            "entropies are those at sampling time, not the current policy's; successes of before the start may be "
+            "replayed too; the answer whose place is taken is generated all the same; no entropy bonus, no clip before "
+            "the start either. Where 0.35 of a batch are never right it never starts: revisit.start_at=null begins at "
+            "once"
         ),
     ),
     "r3": Preset(

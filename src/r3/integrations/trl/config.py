@@ -164,7 +164,13 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             "not lay out: leave them out, or use r3 train",
         ),
         (
-            method.replay.enabled and (method.replay.when == "always" or method.replay.mode == "replace"),
+            method.revisit.enabled,
+            "r3_overrides: revisit (prompt-replay, exgrpo) chooses the queries of a step, and here TRL's sampler does: "
+            "leave it out, or use r3 train",
+        ),
+        (
+            method.replay.enabled
+            and (method.replay.when in ("always", "revisited") or method.replay.mode == "replace"),
             "r3_overrides: replay.when='always' and replay.mode='replace' are of r3 train alone: leave them out",
         ),
         (

@@ -117,7 +117,13 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "them out here",
         ),
         (
-            settings.replay.enabled and (settings.replay.when == "always" or settings.replay.mode == "replace"),
+            settings.revisit.enabled,
+            f"{KEY}.revisit (prompt-replay, exgrpo) chooses the queries of a step, and here verl's sampler does: leave "
+            "it out",
+        ),
+        (
+            settings.replay.enabled
+            and (settings.replay.when in ("always", "revisited") or settings.replay.mode == "replace"),
             f"{KEY}.replay.when=always and replay.mode=replace (repo, rlep, exgrpo) are of r3 train alone: leave them "
             "out here",
         ),
