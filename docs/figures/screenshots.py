@@ -1,7 +1,7 @@
 """Make the pictures of docs/view.md: `python docs/figures/screenshots.py RUN_DIR [RUN_DIR …] PROBE_DIR`.
 
-The first run and the probe give every page, all runs the comparison. It starts `r3 view` on the runs, opens each page in
-Debian's Chromium (or the one that CHROMIUM names) and writes view-*.png beside this script.
+The first run and the probe give every page, all runs the comparison. It starts `r3 view` on the runs, opens each page
+in Debian's Chromium (or the one that CHROMIUM names) and writes view-*.png beside this script.
 """
 
 from __future__ import annotations
