@@ -378,6 +378,11 @@ METHODS: Mapping[MethodName, Preset] = {
         _R3,
         _r3(),
         needs="a buffer on disk, further rollouts for reflection",
+        departures=(
+            "reflection shares a hard query's own answers, joins in the same step, goes by the newest 16 plain answers "
+            "and pauses below a lift of 2; ranking rewards are centred, keep their own size and make no update alone. "
+            "r3-paper has the paper's way of each"
+        ),
         length_bonus=True,
     ),
     "r3-paper": Preset(
@@ -386,9 +391,7 @@ METHODS: Mapping[MethodName, Preset] = {
         LETTER,
         needs="a buffer on disk, further rollouts for reflection",
         departures=(
-            "numbers (k, τ, p, R_max, …), templates, how a ranking reward is paid (ranking.centred, standardised, "
-            "alone) and what bounds stale samples (method.objective) are the recipe's; by default they are the paper's "
-            "but for objective.correction"
+            "numbers (k, τ, p, R_max, …), templates and what bounds stale samples (method.objective) are the recipe's"
         ),
         length_bonus=True,
     ),
