@@ -95,12 +95,14 @@ def test_a_big_vocabulary_keeps_its_tail() -> None:
     assert draw(logits, uniforms, Sampling(1, ())).tokens.tolist() == targets.tolist()
 
 
+@pytest.mark.parametrize("vocabulary", [3, 1000])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_logits_show_in_the_numbers_not_as_a_wild_token(temperature: float) -> None:
-    logits = torch.tensor([[0.0, math.nan, 1.0], [0.0, 1.0, 2.0]])
+def test_nan_logits_show_in_the_numbers_not_as_a_wild_token(temperature: float, vocabulary: int) -> None:
+    logits = torch.zeros(2, vocabulary)
+    logits[0, 1] = math.nan
     drawn = draw(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), Sampling(1, (), temperature=temperature))
     assert drawn.logprobs.isnan().tolist() == drawn.entropies.isnan().tolist() == [True, False]
-    assert (drawn.tokens < 3).all()
+    assert (drawn.tokens < vocabulary).all()
 
 
 def test_streams_are_repeatable_distinct_and_long() -> None:
@@ -109,3 +111,42 @@ def test_streams_are_repeatable_distinct_and_long() -> None:
 
     assert first(3, 1) == first(3, 1) == np.random.default_rng([3, 1]).random(200).tolist()
     assert len({tuple(first(seed, index)) for seed in range(4) for index in range(4)}) == 16
+
+
+@st.composite
+def large_rows(draw_: st.DrawFn) -> torch.Tensor:
+    """A row over a vocabulary of several blocks and a bit: noise of any width, tokens that are out, a few that lead."""
+    vocabulary = draw_(st.integers(1, 1500))
+    generator = torch.Generator().manual_seed(draw_(st.integers(0, 999)))
+    logits = torch.randn(vocabulary, generator=generator) * draw_(st.sampled_from([0.0, 1.0, 8.0, 1000.0]))
+    logits += draw_(st.sampled_from([0.0, 1e4, -1e38]))
+    out = torch.rand(vocabulary, generator=generator) < draw_(st.sampled_from([0.0, 0.5, 0.99]))
+    out[draw_(st.integers(0, vocabulary - 1))] = False
+    return logits.masked_fill(out, -math.inf)
+
+
+@given(large_rows(), st.one_of(UNIFORM, st.sampled_from([0.0, 1 - 2**-53])), st.sampled_from([0.7, 1.0]))
+def test_the_draw_by_blocks_is_the_plain_inversion(logits: torch.Tensor, uniform: float, temperature: float) -> None:
+    """Against one distribution function over the whole vocabulary, in float64."""
+    drawn = draw(logits[None], torch.tensor([uniform], dtype=torch.float64), Sampling(1, (), temperature=temperature))
+    token = int(drawn.tokens[0])
+    scores = (logits / temperature).double()
+    probs = scores.softmax(0)
+    assert probs[token] > 0
+    below = float(probs[:token].sum())
+    assert below - 1e-5 <= uniform <= below + float(probs[token]) + 1e-5
+    assert float(drawn.logprobs[0]) == pytest.approx(math.log(probs[token]), abs=1e-4)
+    entropy = -float((probs * probs.log()).nan_to_num(0).sum())
+    assert float(drawn.entropies[0]) == pytest.approx(entropy, abs=1e-4)
+
+
+def test_many_rows_are_drawn_like_each_alone() -> None:
+    """More logits than are looked at together on a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 50_000, generator=generator) * 3
+    uniforms = torch.rand(40, dtype=torch.float64, generator=generator)
+    together = draw(logits, uniforms, Sampling(1, ()))
+    for row in range(0, 40, 7):
+        alone = draw(logits[row : row + 1], uniforms[row : row + 1], Sampling(1, ()))
+        assert int(alone.tokens[0]) == int(together.tokens[row])
+        assert float(alone.entropies[0]) == pytest.approx(float(together.entropies[row]), abs=1e-5)

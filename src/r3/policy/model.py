@@ -24,6 +24,7 @@ from r3.policy.compiled import CompiledLayers
 from r3.policy.head import logits_of
 from r3.policy.head import statistics as head_statistics
 from r3.policy.hub import check_reachable
+from r3.policy.linear import onednn
 from r3.policy.packing import Trajectory, row_of
 from r3.policy.settings import ModelSettings
 
@@ -121,18 +122,18 @@ class Policy:
                 "gradient checkpointing runs the forward again: put the backward inside packed() as well"
             )
         row = row_of(sequences, self.device, share=self.shares_prompts)
-        with packed(self.base), self.compiled():
+        with packed(self.base), self.compiled(), onednn(self.base):
             hidden_T = self.base.get_decoder()(
                 input_ids=row.ids_T.unsqueeze(0),
                 position_ids=row.layout.position_T.unsqueeze(0),
                 use_cache=False,
                 r3_layout=row.layout,
             ).last_hidden_state[0]
-        hidden_R = hidden_T.index_select(0, row.before_R)
-        vocabulary = self.base.config.get_text_config().vocab_size
-        return TokenStatistics(
-            *head_statistics(partial(logits_of, self.base), hidden_R, row.targets_R, temperature, vocabulary)
-        )
+            hidden_R = hidden_T.index_select(0, row.before_R)
+            vocabulary = self.base.config.get_text_config().vocab_size
+            return TokenStatistics(
+                *head_statistics(partial(logits_of, self.base), hidden_R, row.targets_R, temperature, vocabulary)
+            )
 
     def compiled(self) -> AbstractContextManager[None]:
         """The layers compiled, where the settings say so. As with `packed`, the backward belongs inside too."""

@@ -22,6 +22,7 @@ from r3.method.mixed import WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.policy.attention import packed, to_device
+from r3.policy.linear import onednn
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
@@ -190,10 +191,10 @@ class Updater:
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Training mode and packed attention, forward and backward."""
+        """Training mode, packed attention and fast products, forward and backward."""
         self.trained.base.train()
         try:
-            with packed(self.trained.base), self.trained.compiled():
+            with packed(self.trained.base), self.trained.compiled(), onednn(self.trained.base):
                 yield
         finally:
             self.trained.base.eval()

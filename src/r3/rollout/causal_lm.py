@@ -15,6 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from r3.policy.head import logits_of
+from r3.policy.linear import onednn
+from r3.rollout.grouped import GROUPED
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import IntArray
 
@@ -118,6 +120,13 @@ class CausalLM:
             yield
         finally:
             config._attn_implementation = before
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Attention and products as suits a row of one new token, where the model takes them."""
+        name = self.model.config._attn_implementation
+        with self.attention(GROUPED if name == "sdpa" else name), onednn(self.model):
+            yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

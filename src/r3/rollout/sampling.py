@@ -20,6 +20,11 @@ from torch import Tensor
 from r3.rollout.protocol import Sampling
 
 _BLOCK = 64  # uniforms drawn at a time: a call of numpy's generator costs about as much as 64 numbers from it
+_BLOCK_OF_TOKENS = 256  # about the root of a large vocabulary
+_TOGETHER = (
+    2**18
+)  # logits looked at together on a CPU: a megabyte, so that every pass but the first finds them in cache
+_NEVER = -200.0  # its exponential is 0 in float32
 
 
 class Drawn(NamedTuple):
@@ -39,9 +44,14 @@ def uniform_stream(seed: int, index: int) -> Iterator[float]:
 
 def log_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """Log-probs of the distribution `sampling` draws from; -inf for tokens it never draws. [rows, vocab], float32."""
+    return _scores(logits, sampling).log_softmax(-1)
+
+
+def _scores(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The same but for a constant per row."""
     scores = logits.float()
     if sampling.temperature == 0:
-        return scores.log_softmax(-1)  # greedy picks from the untempered distribution; nothing is filtered
+        return scores  # greedy picks from the untempered distribution; nothing is filtered
     if sampling.temperature != 1:
         scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
@@ -49,7 +59,7 @@ def log_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
         scores = scores.masked_fill(scores < least_kept, -torch.inf)
     if sampling.top_p < 1:
         scores = scores.masked_fill(scores < _nucleus_edge(scores, sampling.top_p), -torch.inf)
-    return scores.log_softmax(-1)
+    return scores
 
 
 def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
@@ -65,20 +75,56 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Drawn:
 
     A row with NaN logits yields NaN for its log-prob, for the caller to refuse.
     """
-    logprobs = log_distribution(logits, sampling)
-    probs = logprobs.exp()
-    entropies = -torch.where(probs > 0, probs * logprobs, 0).sum(-1)  # 0 · log 0 = 0, not NaN
-    entropies = torch.where(probs[:, 0].isnan(), torch.nan, entropies)
-    greedy = sampling.temperature == 0
-    tokens = logprobs.argmax(-1) if greedy else _invert(probs.double().cumsum(-1), uniforms)
-    return Drawn(tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1), entropies)
+    uniforms = uniforms.to(logits.device, torch.float64, non_blocking=True)
+    rows = max(1, _TOGETHER // logits.shape[-1]) if logits.device.type == "cpu" else max(1, len(logits))
+    parts = zip(logits.split(rows), uniforms.split(rows), strict=True)
+    return Drawn(*map(torch.cat, zip(*(_draw(part, numbers, sampling) for part, numbers in parts), strict=True)))
 
 
-def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds uniform · total: so its own probability is above 0."""
+def _draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Drawn:
+    scores = _scores(logits, sampling)
+    below = scores - scores.amax(-1, keepdim=True)  # the best token's log-weight is 0
+    below.clamp_(min=_NEVER)  # a token that is never drawn has weight 0, and 0 · -inf would be NaN
+    weights = below.exp()
+    total = weights.sum(-1)
+    # The entropy, -Σ p log p with p = weight / total.
+    entropies = (total.log() - torch.linalg.vecdot(weights, below) / total).clamp_(min=0)
+    tokens = scores.argmax(-1) if sampling.temperature == 0 else _invert(weights, uniforms)
+    logprobs = below.gather(-1, tokens[:, None]).squeeze(-1) - total.log()
+    return Drawn(tokens, logprobs, entropies)
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The token in whose stretch of the distribution function each row's number lies, found block by block.
+
+    Adding up a whole vocabulary in float64 costs more than all else about a draw. So the number first chooses a block
+    of tokens, by the blocks' weights, and how far into the block it lies chooses the token.
+    """
+    vocabulary = weights.shape[-1]
+    blocks = vocabulary // _BLOCK_OF_TOKENS
+    if blocks < 2:
+        return _first_above(weights.double().cumsum(-1), uniforms)[0]
+    even = blocks * _BLOCK_OF_TOKENS
+    by_block = weights[:, :even].unflatten(-1, (blocks, _BLOCK_OF_TOKENS)).sum(-1)
+    by_block = torch.cat([by_block, weights[:, even:].sum(-1, keepdim=True)], -1)  # what is left over is the last block
+    block, into = _first_above(by_block.double().cumsum(-1), uniforms)
+    tokens = block[:, None] * _BLOCK_OF_TOKENS + torch.arange(_BLOCK_OF_TOKENS, device=weights.device)
+    inside = weights.gather(-1, tokens.clamp(max=vocabulary - 1)).masked_fill(tokens >= vocabulary, 0)
+    place, _ = _first_above(inside.double().cumsum(-1), into)
+    return (block * _BLOCK_OF_TOKENS + place).clamp_(max=vocabulary - 1)  # NaN weights again
+
+
+def _first_above(cumulative: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place whose cumulative weight exceeds uniform · total, and how far into its weight that is, in [0, 1].
+
+    Its own weight is above 0.
+    """
     total = cumulative[:, -1:]
-    target = uniforms.to(cumulative.device, torch.float64, non_blocking=True)[:, None] * total
-    # Just below 1 the product may round up to the total itself, which no token exceeds.
+    target = uniforms[:, None] * total
+    # Just below 1 the product may round up to the total itself, which no place exceeds.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return tokens.clamp_(max=cumulative.shape[-1] - 1)  # NaN logits would otherwise point past the vocabulary
+    place = torch.searchsorted(cumulative, target, right=True)
+    place.clamp_(max=cumulative.shape[-1] - 1)  # NaN weights would otherwise point past the last
+    end = cumulative.gather(-1, place)
+    start = torch.where(place > 0, cumulative.gather(-1, (place - 1).clamp_(min=0)), 0)
+    return place.squeeze(-1), ((target - start) / (end - start)).squeeze(-1)

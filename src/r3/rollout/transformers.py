@@ -125,7 +125,7 @@ class Run:
 
     def responses(self) -> Generator[Response, None, None]:
         """Every response, as it finishes."""
-        with self._policy.evaluating():
+        with self._policy.evaluating(), self._policy.decoding():
             while self._waiting or self._alive:
                 finished = self._regroup() if self._regrouping_pays() else self._step()
                 for row in finished:
