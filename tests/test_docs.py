@@ -73,9 +73,10 @@ def test_the_example_of_the_rewards_page_runs_as_it_stands(tmp_path: Path) -> No
 
 def test_the_example_of_the_readme(tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (row,) = re.findall(r"```json\n(.*?)```", page, flags=re.S)
-    (functions,) = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "my_rewards.py" in block]
-    (commands,) = [block for block in re.findall(r"```\n(.*?)```", page, flags=re.S) if "my_rewards.right" in block]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.S | re.M)
+    (row,) = [text for language, text in blocks if language == "json"]
+    (functions,) = [text for language, text in blocks if language == "python" and "my_rewards.py" in text]
+    (commands,) = [text for language, text in blocks if not language and "my_rewards.right" in text]
     rows = [{**json.loads(row), "question": f"What is {i} + {i}?", "answer": str(i)} for i in range(12)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my_rewards.py").write_text(functions)
