@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from r3.buffer import SampleBuffer
 from r3.cli import main
+from r3.run import RunFiles
 from r3.samples import Sample
 from tests.train.tiny import overrides, read_metrics
 
@@ -53,3 +56,37 @@ def test_a_judge_that_fails_is_said_at_once(tmp_path: Path, caplog: pytest.LogCa
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
     assert line["verify/error"] > 0
     assert f"step 1: the verifier gave up on {line['verify/error']:.0f} of" in caplog.text
+
+
+def test_successes_are_counted_by_where_they_come_from(tmp_path: Path) -> None:
+    """Against the rollouts, in which every sample of every group stands."""
+    more = {"method__reflection__at_once": "true", "method__reflection__tau": 0.9, "run__rollouts_groups": 100}
+    assert main(["train", "--quiet", *overrides(tmp_path, train__epochs=3, **more)]) == 0
+    total: Counter[str] = Counter()
+    for line in read_metrics(tmp_path / "run")[1:]:
+        rows = list(RunFiles(tmp_path / "run").rollouts.read(line["step"]))
+        fresh = [row for row in rows if row["origin"] == "fresh"]
+        plain = [row for row in fresh if row["context"] == "plain"]
+        reflected = [row for row in fresh if row["context"] == "reflection"]
+        replayed = [row for row in rows if row["origin"] == "replayed"]
+        asked_twice = {row["query"] for row in reflected}
+        same = [row for row in plain if row["query"] in asked_twice]
+        expected = {
+            "successes/fresh": right(plain),
+            "successes/reflection": right(reflected),
+            "successes/replayed": right(replayed),
+            "lift/tried/plain": len(same),
+            "lift/right/plain": right(same),
+            "lift/tried/reflection": len(reflected),
+            "lift/right/reflection": right(reflected),
+        }
+        assert {name: line[name] for name in expected} == expected
+        for name, rows_of in (("yield/plain", plain), ("yield/reflection", reflected)):
+            tokens = sum(len(row["tokens"]) for row in rows_of)
+            assert line[name] == (pytest.approx(1000 * right(rows_of) / tokens) if tokens else None)
+        total.update(expected)
+    assert all(total.values()), total
+
+
+def right(rows: list[dict[str, Any]]) -> int:
+    return sum(row["outcome"] for row in rows)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 
 from r3.method.gate import pairs_of_groups
-from r3.method.mixed import StepResult
+from r3.method.mixed import Origin, StepResult
 from r3.method.settings import RankingSettings
 from r3.policy.update import UpdateReport
 from r3.samples import Sample
 
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
 FAILURES = ("timeout", "memory", "crashed", "error")
 """Verdicts that say something of the verifier rather than of the answer."""
 
@@ -59,6 +61,7 @@ def step_metrics(
         "accuracy": _mean(s.outcome for s in plain),
         "accuracy/reflection": _mean(s.outcome for s in reflected),
         **_lift(plain, reflected),
+        **_successes(result),
         "reward": _mean(s.reward for s in fresh),
         **{f"reward/{part}": _mean(s.reward_parts.get(part, 0.0) for s in fresh) for part in _parts(fresh)},
         **{f"reward/{name}/failed": count for name, count in sorted((failed or {}).items())},
@@ -93,9 +96,27 @@ def _lift(plain: Sequence[Sample], reflected: Sequence[Sample]) -> dict[str, flo
     same = [sample for sample in plain if sample.query_id in asked_twice]
     return {
         "lift/plain": _mean(sample.outcome for sample in same),
+        **_tried("plain", same),
+        **_tried("reflection", reflected),
         "lift/right_per_1k_tokens/plain": _right_per_1k(same),
         "lift/right_per_1k_tokens/reflection": _right_per_1k(reflected),
         "tokens/reflection": sum(map(len, reflected)),
+    }
+
+
+def _tried(kind: str, samples: Sequence[Sample]) -> dict[str, float]:
+    """Counts to be summed over steps, since one step has few: a mean of their shares would weigh empty steps."""
+    return {f"lift/tried/{kind}": len(samples), f"lift/right/{kind}": sum(bool(sample.outcome) for sample in samples)}
+
+
+def _successes(result: StepResult) -> dict[str, float]:
+    """Where a step's right answers come from, and what those that were generated cost; replayed ones cost no token."""
+    members = [member for mixed in result.groups for member in mixed.members]
+    drawn = {origin: [m.sample for m in members if m.origin == origin] for origin in ORIGINS}
+    return {
+        **{f"successes/{origin}": sum(bool(s.outcome) for s in samples) for origin, samples in drawn.items()},
+        "yield/plain": _right_per_1k(drawn["fresh"]),
+        "yield/reflection": _right_per_1k(drawn["reflection"]),
     }
 
 
