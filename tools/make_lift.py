@@ -1,4 +1,4 @@
-"""Make the model of recipes/compare-lift.yaml: a wrong attempt in its prompt helps it, which hardly ever helps small ones.
+"""Make the model of recipes/compare-lift.yaml: a wrong attempt in its prompt helps it, as it seldom helps a small one.
 
     python -m tools.make_lift --out recipes/lift-model
 
