@@ -180,7 +180,7 @@ def test_a_shared_budget_halves_the_groups_of_hard_queries_alone(
     buffer.add(answers("q1", [True] * 4))
     asked = reflecting(buffer, queries=2, budget="shared")
     assert [prompt.answers(size) for prompt in asked.prompts] == [plain, size, reflection]
-    extra = reflecting(buffer, queries=2)
+    extra = reflecting(buffer, queries=2, budget="extra")
     assert [prompt.answers(size) for prompt in extra.prompts] == [size] * 3
 
 
@@ -259,7 +259,9 @@ def twice(buffer: SampleBuffer) -> list[Group]:
 @pytest.mark.parametrize("train_as", ["reflection", "plain", "both"])
 def test_every_weighted_sample_knows_its_group_and_member(buffer: SampleBuffer, train_as: Any) -> None:
     groups = twice(buffer)
-    result = algorithm(buffer, ranking=False, reflection={"train_as": train_as}).learn(groups, version=3)
+    result = algorithm(buffer, ranking=False, reflection={"train_as": train_as, "at_once": False}).learn(
+        groups, version=3
+    )
     under = {"reflection": [(7, 9)], "plain": [(7, 8)], "both": [(7, 9), (7, 8)]}[train_as]
     expected = [(g, m, (7, 8), "replayed" if m == 3 else "fresh") for g in (0, 1) for m in range(4)]
     expected += [(2, m, prompt, "reflection") for m in range(2) for prompt in under]
@@ -272,7 +274,7 @@ def test_every_weighted_sample_knows_its_group_and_member(buffer: SampleBuffer, 
 
 def test_stored_samples_carry_the_ids_of_the_buffer(buffer: SampleBuffer) -> None:
     groups = twice(buffer)
-    result = algorithm(buffer).learn(groups, version=3)
+    result = algorithm(buffer, reflection={"at_once": False}).learn(groups, version=3)
     ids = [[member.sample.id for member in mixed.members] for mixed in result.groups]
     assert ids == [[2, 3, 4, 1], [5, 6, 7, 1], [8, 9]]
     stored = buffer.find(range(2, 10))
@@ -318,7 +320,8 @@ def test_a_preview_has_the_members_of_learn_and_stores_nothing(buffer: SampleBuf
 
 def test_the_readmes_loop_runs(buffer: SampleBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "r3.Algorithm" in block]
     trained: list[Any] = []
 
     def sample_and_judge(prompt: Any, step: int) -> list[Sample]:

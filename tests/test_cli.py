@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ import yaml
 
 from r3 import SampleBuffer, __version__
 from r3.cli import main
+from r3.commands.eval_tasks import ALL_TASKS, EMBEDDED_TASK
 from r3.config import validate
+from r3.tasks.datasets import SETS
 from tests.method.makers import make_sample
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -118,6 +122,51 @@ def test_bash_completes_commands_options_and_settings(typed: list[str], offered:
     ask = f"\nCOMP_WORDS=({words}); COMP_CWORD={len(typed)}; _r3; printf '%s\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(["bash", "-c", script.stdout + ask], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tra", {"train"}),
+        ("train --dry", {"--dry-run"}),
+        ("train method.replay.k", {"method.replay.k="}),
+        ("models f", {"fetch"}),
+        ("view --exp", {"--export"}),
+    ],
+)
+def test_fish_completes_commands_options_and_settings(typed: str, offered: set[str], tmp_path: Path) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "r3", "completion", "fish"], capture_output=True, text=True, check=True
+    )
+    (tmp_path / "r3.fish").write_text(script.stdout)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {tmp_path}/r3.fish; complete -C 'r3 {typed}'"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert set(done.stdout.split()) == offered
+
+
+def test_every_set_that_eval_knows_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(ALL_TASKS) == {EMBEDDED_TASK, *SETS}
+    assert main(["eval", "embedded", "--tasks", "arithmetics"]) == 2
+    said = capsys.readouterr().err
+    assert all(f" {name}," in said for name in ALL_TASKS)
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ALL_TASKS)
+
+
+def test_a_text_that_yaml_reads_as_a_mapping_is_told_how_to_quote(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "task.name=file", "task.path=rows.jsonl", "task.template=Q: {question}"]) == 2
+    assert "task.template: a text is needed; one with a colon and a space in it goes into quotes" in (
+        capsys.readouterr().err
+    )
 
 
 def test_the_doctor_tells_versions_devices_and_what_is_missing(

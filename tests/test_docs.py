@@ -1,5 +1,5 @@
 """What documents name and show is so: the settings and metrics of troubleshooting.md are there, and the example of
-rewards.md, the code of python.md and the notebook run as they are written.
+rewards.md and of README, the code of python.md and the notebook run as they are written.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,10 +51,7 @@ def test_the_example_of_the_rewards_page_runs_as_it_stands(tmp_path: Path) -> No
         (block,) = re.findall(rf"```{language}\n(.*?)```", page, flags=re.S)
         assert f"`{name}`" in page
         (tmp_path / name).write_text(block)
-    model = save_model(tmp_path / "model", context=1024)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(model)
+    model = chat_model(tmp_path / "model")
     (commands,) = re.findall(r"```\n(r3 .*?)```", page, flags=re.S)
     small = [f"model.path={model}", "rollout.max_tokens=12", "train.queries_per_step=2", "rollout.group_size=4"]
     extra = {
@@ -71,6 +69,35 @@ def test_the_example_of_the_rewards_page_runs_as_it_stands(tmp_path: Path) -> No
     shown = in_folder(tmp_path, "show", "runs/mine", "--group", "1/" + first_query(tmp_path / "runs" / "mine"))
     assert "<|system|>You are a careful clerk.<|end|><|user|>A " in shown.stdout
     assert "Reference answer: " in shown.stdout
+
+
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"```json\n(.*?)```", page, flags=re.S)
+    (functions,) = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "my_rewards.py" in block]
+    (commands,) = [block for block in re.findall(r"```\n(.*?)```", page, flags=re.S) if "my_rewards.right" in block]
+    rows = [{**json.loads(row), "question": f"What is {i} + {i}?", "answer": str(i)} for i in range(12)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_rewards.py").write_text(functions)
+    model = chat_model(tmp_path / "model")
+    train, evaluate = (shlex.split(line, comments=True)[1:] for line in commands.replace("\\\n", " ").splitlines())
+    small = ["task.heldout=4", "rollout.max_tokens=12", "rollout.group_size=4", "train.queries_per_step=4"]
+    more = ["train.steps=1", "run.threads=1", "method.reflection.max_prompt_tokens=900"]
+    train = [argument.replace("=MODEL", f"={model}") for argument in train]
+    done = in_folder(tmp_path, *train, *small, *more)
+    assert done.returncode == 0, done.stderr
+    done = in_folder(tmp_path, *evaluate, "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "evals" / "mine" / "results.md").exists()
+
+
+def chat_model(folder: Path) -> Path:
+    """A tiny one with a chat template."""
+    model = save_model(folder, context=1024)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(model)
+    return model
 
 
 def first_query(run: Path) -> str:

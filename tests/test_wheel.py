@@ -11,33 +11,45 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_docs import chat_model, first_query
+
 pytest.importorskip("hatchling", reason="builds the wheel: pip install hatchling")
 ROOT = Path(__file__).parents[1]
-STOPS = """
+REWARDS = """
 import os, signal
-def total(completion, *, answer, **columns):
+
+def right(completions, answer, **columns):
     if os.environ.get("STOP") and not os.path.exists("stopped"):
         open("stopped", "w").close()
         os.kill(os.getpid(), signal.SIGTERM)
-    return completion.rpartition("#")[2].strip() == answer
+    return [float(ord(text[0]) % 2 == int(wanted) % 2) if text else 0.0 for text, wanted in zip(completions, answer)]
+
+def brief(completion):
+    return 1 / (1 + len(completion))
+
+async def level(completion, level):
+    return None if level == "easy" else 0.5
 """
 SETTINGS = {
     "task.name": "file",
     "task.path": "sums.jsonl",
-    "task.verifier": "judges.total",
-    "task.chat": "false",
-    "task.instruction": "''",
+    "task.question_column": "question",
+    "task.system": "You are a careful clerk.",
+    "task.template": "'A {level} one: {question}'",
+    "task.rewards": "[my_rewards.right, {function: my_rewards.brief, weight: 0.1, truncated: judge}, my_rewards.level]",
+    "task.outcome": "right",
     "task.heldout": 8,
-    "model.path": "embedded",
+    "model.path": "model",
     "model.device": "cpu",
     "model.lora.enabled": "true",
     "model.lora.rank": 4,
-    "method.reflection.max_prompt_tokens": 192,
+    "model.lora.targets": "[q_proj, v_proj]",
+    "method.reflection.max_prompt_tokens": 900,
     "rollout.group_size": 4,
-    "rollout.max_tokens": 40,
+    "rollout.max_tokens": 12,
     "train.queries_per_step": 4,
     "train.steps": 3,
-    "train.learning_rate": "2e-4",
+    "train.learning_rate": "1e-3",
     "run.dir": "runs/mine",
     "run.threads": 1,
 }
@@ -90,28 +102,43 @@ def settings(more: Sequence[str] = ()) -> list[str]:
 
 
 def test_own_data_from_training_to_a_model_that_transformers_loads(desk: Desk) -> None:
+    """Own rows, three reward functions, a system prompt, LoRA: train, stop, resume, evaluate, view, merge, load."""
     folder = desk.folder
-    rows = [{"problem": f"{a}+{b}+4=", "answer": str(a + b + 4)} for a in range(2, 6) for b in range(2, 7)]
+    rows = [
+        {"question": f"What is {a}+{b}?", "answer": str(a + b), "level": "easy" if a < 4 else "hard"}
+        for a in range(2, 6)
+        for b in range(2, 7)
+    ]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "judges.py").write_text(STOPS)
+    (folder / "my_rewards.py").write_text(REWARDS)
+    chat_model(folder / "model")
 
     assert "dry run passed" in desk.r3("train", "--dry-run", *settings())
     assert not (folder / "runs").exists()
     desk.r3("train", *settings(), code=143, STOP="1")
-    assert "Held-out accuracy" in desk.r3("train", "--resume", "runs/mine")
-    steps = [json.loads(line)["step"] for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
-    assert steps == [0, 1, 2, 3]
+    resumed = desk.r3("train", "--resume", "runs/mine")
+    assert "Held-out accuracy" in resumed
+    assert "Held-out rewards by name" in resumed
+    lines = [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert all("reward/brief" in line for line in lines[1:])
 
-    policy = "runs/mine/checkpoints/step-000003/policy"
-    desk.r3("models", "merge", policy, "--to", "merged")
-    load = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; M.from_pretrained('merged'); "
-    assert desk.python("-c", load + "print(len(T.from_pretrained('merged')('7+5=').input_ids))").strip() != "0"
+    desk.r3("eval", "runs/mine", "--samples", "2", "--device", "cpu")
+    found = json.loads((folder / "evals/mine/step-000003/results.json").read_text())["tasks"]["task"]
+    assert found["problems"] == 8
+    assert "brief" in found["rewards"]
     measured = "import r3; print(r3.Run('runs/mine').evaluate()['total'])"
     assert desk.python("-c", measured).strip() == "8"
 
     desk.r3("view", "runs/mine", "--export", "report.html")
     assert "<html" in (folder / "report.html").read_text()
     assert "mine" in desk.r3("show", "runs/mine")
+    with_system = desk.r3("show", "runs/mine", "--group", f"1/{first_query(folder / 'runs' / 'mine')}")
+    assert "You are a careful clerk." in with_system
+
+    desk.r3("models", "merge", "runs/mine/checkpoints/step-000003/policy", "--to", "merged")
+    load = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; M.from_pretrained('merged'); "
+    assert desk.python("-c", load + "print(len(T.from_pretrained('merged')('7+5=').input_ids))").strip() != "0"
 
 
 def test_its_recipes_are_there(desk: Desk) -> None:

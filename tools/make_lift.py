@@ -1,4 +1,4 @@
-"""Make the model of recipes/compare-lift.yaml: a wrong attempt in its prompt helps it, as it seldom helps a small one.
+"""Make the model of recipes/compare-lift.yaml: a wrong attempt in its prompt helps it, as it does few small models.
 
     python -m tools.make_lift --out recipes/lift-model
 

@@ -1,7 +1,7 @@
-"""Make the pictures of docs/view.md: `python docs/figures/screenshots.py RUN_DIR [RUN_DIR …]`.
+"""Make the pictures of docs/view.md: `python docs/figures/screenshots.py RUN_DIR [RUN_DIR …] PROBE_DIR`.
 
-The first run gives every page, all of them the comparison. It starts `r3 view` on the runs, opens each page in
-Debian's Chromium (or the one that CHROMIUM names) and writes view-*.png beside this script.
+The first run and the probe give every page, all runs the comparison. It starts `r3 view` on the runs, opens each page
+in Debian's Chromium (or the one that CHROMIUM names) and writes view-*.png beside this script.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
 
 def main() -> None:
     """Write all pictures into HERE, or into the folder that the environment variable OUT names."""
-    out, runs = Path(os.environ.get("OUT", HERE)), sys.argv[1:]
+    out, runs, probe = Path(os.environ.get("OUT", HERE)), sys.argv[1:-1], sys.argv[-1]
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        with serving(runs[:1]) as url:
+        with serving([runs[0], probe]) as url:
             for name, scheme, size in (("", "light", DESKTOP), ("-dark", "dark", DESKTOP), ("-phone", "light", PHONE)):
                 page = browser.new_page(viewport=size, color_scheme=scheme)
                 for title, address in addresses(page, url).items():
@@ -94,6 +94,8 @@ def addresses(page: Page, url: str) -> dict[str, str]:
         "query": f"#/0/query/{page.evaluate('encodeURIComponent', query)}",
         "queries": "#/0/queries",
         "buffer": "#/0/buffer",
+        "settings": "#/0/settings",
+        "probe": "#/0/probe",
     }
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from r3.buffer import SampleBuffer
+from r3.errors import ConfigError
+from r3.method.gate import RankingGate
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
     Tokenizer,
@@ -58,6 +60,8 @@ class Prompt:
     context: Context = PLAIN
     plain_tokens: IntArray | None = None
     """For a reflection prompt: the plain one's."""
+    revisited: bool = False
+    """Its query is asked before its turn (`revisit`)."""
     halved: bool = False
     """It shares its query's G answers with the query's other prompt (`reflection.budget` = shared)."""
 
@@ -69,7 +73,7 @@ class Prompt:
 
     def group(self, samples: Sequence[Sample]) -> Group:
         """The group that these answers to it form."""
-        return Group(self.query, tuple(samples), self.tokens, self.context, self.plain_tokens)
+        return Group(self.query, tuple(samples), self.tokens, self.context, self.plain_tokens, self.revisited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +125,16 @@ class Algorithm:
         self.seed = seed
         self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
         self._was_paused = False
+        self.gate = RankingGate(settings.ranking, buffer.late_pairs)
 
     # ---------------------------------------------------------------- ask
 
-    def ask(self, batch: Batch, *, step: int) -> Asked:
-        """The plain prompts of the batch's queries, and a second prompt for each hard one (ISR)."""
-        plain = self.plain_prompts(batch)
+    def ask(self, batch: Batch, *, step: int, revisited: Collection[int] = ()) -> Asked:
+        """The plain prompts of the batch's queries, and a second prompt for each hard one (ISR).
+
+        `revisited` says by their positions which queries are asked before their turn.
+        """
+        plain = [replace(prompt, revisited=prompt.position in revisited) for prompt in self.plain_prompts(batch)]
         reflections, counts = self._reflection_prompts(plain, step)
         if self.settings.reflection.budget == "shared":
             halved = {prompt.position for prompt in reflections}
@@ -237,10 +245,13 @@ class Algorithm:
         `version` counts the optimiser updates behind the policy that answered. Every fresh sample of the result has
         the id under which the buffer now holds it.
         """
-        result = self._mixed(groups, self.settings, version)
+        result = self._mixed(groups, self._unranked() if self.gate.paused() else self.settings, version)
+        result = replace(result, counts={**result.counts, **self.gate.counts()})
         stored = result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
-        if self._follows_replays:
+        if self._follows_replays and groups:
             self.buffer.note_joined(_step_of(result), [sample for mixed in result.groups for sample in mixed.replayed])
+        if pairs := self.gate.pairs(groups):
+            self.buffer.note_late_pairs(_step_of(result), pairs)
         return stored
 
     def first_replayed(self, result: StepResult, logprobs: Mapping[int, FloatArray]) -> None:
@@ -248,7 +259,8 @@ class Algorithm:
         if self.settings.replay.ratio == "drawn":
             return
         replayed = [i for i, w in enumerate(result.weighted) if w.origin == "replayed" and w.recomputed]
-        self.buffer.keep_logprobs(_step_of(result), [(result.weighted[i].sample, logprobs[i]) for i in replayed])
+        if replayed:
+            self.buffer.keep_logprobs(_step_of(result), [(result.weighted[i].sample, logprobs[i]) for i in replayed])
 
     @property
     def _follows_replays(self) -> bool:
@@ -262,19 +274,24 @@ class Algorithm:
         Members are those of `learn`; ranking rewards, and the advantages that hang on them, are still missing. Nothing
         is stored.
         """
-        unranked = self.settings.ranking.model_copy(update={"enabled": False})
-        return self._mixed(groups, self.settings.model_copy(update={"ranking": unranked}), version)
+        return self._mixed(groups, self._unranked(), version)
+
+    def _unranked(self) -> MethodSettings:
+        ranking = self.settings.ranking.model_copy(update={"enabled": False})
+        return self.settings.model_copy(update={"ranking": ranking})
 
     def needs_entropies(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
         """The samples, by group and member, whose entropies ranking or RL-ZVP will look at and which have none yet."""
-        return [
-            (number, member)
-            for number, group in enumerate(groups)
-            for member in members_with_entropies(group, self.settings)
-            if group.samples[member].entropies is None
-        ]
+        settings = self._unranked() if self.gate.paused() else self.settings
+        needed = []
+        for number, group in enumerate(groups):
+            members = {*members_with_entropies(group, settings), *self.gate.members(group)}
+            needed += [(number, i) for i in sorted(members) if group.samples[i].entropies is None]
+        return needed
 
     def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
+        if settings.advantage.scale == "mean":
+            _refuse_negative(groups)
         joins = self.buffer.joins({group.query.id for group in groups}) if self._follows_replays else {}
         history = self._history(groups, version, joins)
         return step(groups, settings, history=history, joins=joins, policy_version=version, seed=self.seed)
@@ -286,7 +303,7 @@ class Algorithm:
             ids = [g.query.id for g in groups if outcome in wanted_outcomes(g, self.settings.replay)]
             for query_id, samples in self._candidates(ids, outcome, version, joins).items():
                 past.setdefault(query_id, []).extend(samples)
-        if self.settings.replay.when == "always":  # the newest of both outcomes together
+        if self.settings.replay.when in ("always", "revisited"):  # the newest of both outcomes together
             past = {q: sorted(s, key=by_age, reverse=True)[: self.settings.replay.candidates] for q, s in past.items()}
         for query_id, samples in self._just_reflected(groups).items():
             past.setdefault(query_id, []).extend(samples)
@@ -355,6 +372,17 @@ def _used_up(joins: Mapping[bytes, Joins], most: int | None) -> set[bytes]:
 
 def _step_of(result: StepResult) -> int:
     return result.groups[0].group.samples[0].step
+
+
+def _refuse_negative(groups: Sequence[Group]) -> None:
+    """A mean that a negative reward has part in is nothing to divide by."""
+    for sample in (sample for group in groups for sample in group.samples if sample.reward < 0):
+        part, value = min(sample.reward_parts.items(), key=lambda item: item[1], default=("reward", sample.reward))
+        raise ConfigError(
+            f"method.advantage.scale=mean (maxrl) divides by a group's mean reward, so no reward may be negative, and "
+            f"an answer to query {sample.query_id!r} got {sample.reward:g} ({part} gave {value:g}): let {part} give 0 "
+            "or more, or set method.advantage.scale=std"
+        )
 
 
 def seed_of(name: str) -> int:

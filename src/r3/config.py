@@ -107,7 +107,10 @@ class Config(Settings):
         objective = self.method.objective
         if objective.constant_length is None:
             objective = objective.model_copy(update={"constant_length": self.rollout.max_tokens})
-        method = self.method.model_copy(update={"objective": objective})
+        ranking = self.method.ranking
+        if ranking.limit is None:
+            ranking = ranking.model_copy(update={"limit": self.rollout.max_tokens})
+        method = self.method.model_copy(update={"objective": objective, "ranking": ranking})
         reward = self.reward
         if self.task.rewards and reward.length_bonus == "auto":  # the bonus is a part of the paper's own reward
             reward = reward.model_copy(update={"length_bonus": False})

@@ -32,6 +32,8 @@ def explain(problem: dict[str, Any], tree: type[BaseModel]) -> str:
         key, reason = f"{key}.name", f"one of {problem['ctx']['expected_tags']} is needed"
         return f"{key}: {reason} (got {problem['ctx']['tag']!r})"
     given = problem.get("input")
+    if problem["type"] == "string_type" and isinstance(given, dict):  # YAML reads `a: b` as a mapping
+        return f"{key}: a text is needed; one with a colon and a space in it goes into quotes: {key}=\"'…: …'\""
     shown = "" if isinstance(given, dict) else f" (got {repr(given)[:200]})"
     return f"{key}: {reason}{shown}"
 

@@ -219,6 +219,8 @@ class Group:
     context: Context = PLAIN
     plain_prompt: IntArray | None = None
     """For a reflection group: the plain prompt's ids, for training its answers under the plain query."""
+    revisited: bool = False
+    """Whether the query was asked before its turn (`revisit`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", tuple(self.samples))

@@ -21,6 +21,10 @@ def graded(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [0.4 * (bool(text) and (ord(text[0]) * 7919 % 100) < float(share)) for text, share in shares]
 
 
+def brief(completion: str) -> float:
+    return 1 / (1 + len(completion))
+
+
 def never(completion: str, **_: Any) -> bool:
     return False
 
@@ -29,7 +33,8 @@ def never(completion: str, **_: Any) -> bool:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps with checkpoints at the second and the last; a reward of one's own, a template with a column."""
     folder = tmp_path_factory.mktemp("trained")
-    rewards = ["task.rewards=tests.evaluate.test_eval_run.graded", "task.right_above=0.3"]
+    named = [f"{{function: tests.evaluate.test_eval_run.{name}, weight: 2}}" for name in ("graded", "brief")]
+    rewards = [f"task.rewards=[{', '.join(named)}]", "task.outcome=graded", "task.right_above=0.3"]
     asked = "task.template='{id}: {question}'"
     run_r3("train", "--quiet", *overrides(folder, train__epochs=2, run__keep_checkpoints=9), *rewards, asked)
     assert RunFiles(folder / "run").checkpoints.steps() == [2, 4]
@@ -51,6 +56,13 @@ def test_its_own_task_prompts_and_rewards(run: Path, tmp_path: Path) -> None:
         expected = graded([row["response"]], [str([0, 10, 30, 60, 90, 100][int(row["id"][1:]) % 6])])[0] > 0.3
         assert row["right"] == (expected and not row["truncated"])
     assert any(row["right"] for row in rows)
+    finished = [row for row in rows if not row["truncated"]]
+    for row in finished:
+        assert row["scores"]["brief"] == pytest.approx(2 / (1 + len(row["response"])))
+    mean = 2 * sum(brief(row["response"]) for row in finished) / len(rows)
+    assert found["tasks"]["task"]["rewards"]["brief"] == pytest.approx(mean)
+    (line,) = [line for line in (tmp_path / "results.md").read_text().splitlines() if "mean reward/brief" in line]
+    assert "mean reward/graded" in line
 
 
 def test_two_checkpoints_lie_side_by_side(

@@ -41,7 +41,7 @@ from tests.method.makers import make_group
 
 LIMIT = 20
 REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay_presets`
-SAMPLING = ("polaris",)  # `test_filling`
+SAMPLING = ("polaris", "prompt-replay")  # `test_filling`, `test_revisit`
 BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in (*REPLAYING, *SAMPLING)]
 
 
@@ -396,7 +396,7 @@ def test_r3_paper_named_over_a_recipe_is_the_papers_letter_with_the_recipes_numb
     assert (reflection.train_as, reflection.window, reflection.when) == ("reflection", None, "hard")
     assert (reflection.at_once, reflection.budget) == (False, "extra")
     assert (reflection.max_share, reflection.min_lift) == (1.0, 0.0)
-    assert (ranking.scope, ranking.centred, ranking.alone) == ("truncated", True, False)
+    assert (ranking.scope, ranking.centred, ranking.standardised, ranking.alone) == ("truncated", False, True, True)
     assert (replay.k, reflection.tau, reflection.from_epoch, ranking.max_reward) == (5, 0.1, 4, 0.2)
     assert (reflection.give_up_after, reflection.max_prompt_tokens) == (8, 99)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from typing import Any
@@ -15,7 +16,8 @@ from pydantic import ValidationError
 
 from r3.method.mixed import StepResult
 from r3.method.objective import policy_loss
-from r3.method.settings import MethodSettings
+from r3.method.replay import choose_replay
+from r3.method.settings import MethodSettings, ReplaySettings
 from r3.method.step import step
 from r3.policy.update import token_batch
 from r3.samples import Sample
@@ -42,7 +44,8 @@ def answers(outcomes: list[int], *, past: bool = False, seed: int = 0) -> list[S
 
 
 def stepped(name: str, fresh: list[Sample], past: list[Sample], **more: Any) -> StepResult:
-    return step([make_group(fresh)], settings_of(name, **more), history={"q": past}, policy_version=50)
+    groups = [make_group(fresh, revisited=True)]
+    return step(groups, settings_of(name, **more), history={"q": past}, policy_version=50)
 
 
 # ------------------------------------------------------------- worked examples
@@ -57,6 +60,40 @@ def test_repo_compares_past_answers_with_each_other() -> None:
     assert [a / math.sqrt(8 / 7) for a in mixed.advantages[8:]] == pytest.approx([1.2074] * 3 + [-0.7244] * 5, abs=3e-4)
     assert [s.outcome for s in mixed.replayed] == [True] * 3 + [False] * 5  # the highest reward first
     assert stepped("repo", answers([0] * 8), past[:15]).groups[0].replay == "too_few"
+
+
+def test_repo_may_take_those_whose_rewards_vary_most() -> None:
+    """The worked example: k = 4 of [1, 1, 0, 0, 0, 1] are two right and two wrong ones, here the newest of each."""
+    past = answers([1, 1, 0, 0, 0, 1], past=True)
+    more = {"order": "max_variance", "k": 4, "min_history": 1}
+    mixed = stepped("repo", answers([0] * 8), past, replay=more).groups[0]
+    assert [s.id for s in mixed.replayed] == [6, 2, 5, 4]
+    assert mixed.advantages[8:] == pytest.approx([1, 1, -1, -1], abs=1e-4)
+    alike = stepped("repo", answers([0] * 8), answers([0] * 6, past=True), replay=more).groups[0]
+    assert len(alike.replayed) == 4
+
+
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.25]), min_size=1, max_size=8),
+    texts=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    k=st.integers(1, 8),
+    distinct=st.booleans(),
+)
+def test_no_other_choice_of_past_answers_varies_more(
+    rewards: list[float], texts: list[int], k: int, distinct: bool
+) -> None:
+    past = [
+        Sample("q", [texts[i]], [-1.0], outcome=reward > 0, reward=reward, id=i + 1)
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    settings = ReplaySettings(when="always", order="max_variance", k=k, distinct=distinct, candidates=8)
+    chosen = choose_replay(make_group(answers([0, 1])), past, settings, policy_version=1).samples
+    assert len(chosen) == len({s.id for s in chosen}) == min(k, len(past))
+    if distinct and len(set(texts[: len(past)])) >= k:
+        assert len({s.tokens.tobytes() for s in chosen}) == k
+    if not distinct:
+        best = max(statistics.pvariance(pick) for pick in itertools.combinations(rewards, len(chosen)))
+        assert statistics.pvariance([s.reward for s in chosen]) == pytest.approx(best)
 
 
 def test_rlep_adds_two_successes_to_every_group() -> None:
@@ -80,6 +117,14 @@ def test_exgrpo_puts_its_surest_success_in_the_place_of_a_fresh_answer() -> None
     assert len(result.samples) == 8  # the one whose place was taken is stored like the others
     weights = {w.weight for w in result.weighted}
     assert weights == {1 / (8 * LIMIT)}
+
+
+def test_exgrpo_leaves_queries_alone_that_come_in_their_turn() -> None:
+    past = answers([1, 1, 1, 0], past=True)
+    (mixed,) = step([make_group(answers([0] * 8))], settings_of("exgrpo"), history={"q": past}).groups
+    assert (mixed.replay, mixed.replayed) == ("off", ())
+    with pytest.raises(ValidationError, match="set revisit=on or another"):
+        settings_of("r3", replay={"when": "revisited"})
 
 
 @pytest.mark.parametrize(("x", "value", "slope"), [

@@ -98,7 +98,7 @@ FORKING, FLAT, COMPLETE = truncated(0, 0, 0, 3), truncated(1, 1, 1, 2), make_sam
 
 
 def test_ranking_pays_truncated_answers_of_solve_none_groups_only() -> None:
-    settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2})
+    settings = MethodSettings(name="r3-paper", ranking={"peak_fraction": 0.25, "max_reward": 0.2})
     none = step([make_group([FORKING, FLAT, COMPLETE])], settings)
     assert none.groups[0].rewards == (0.2, 0.0, 0.0)
     assert none.counts["ranking/samples"] == 2
@@ -112,6 +112,67 @@ def test_centred_ranking_orders_truncated_answers_without_preferring_them() -> N
     settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "max_reward": 0.2, "centred": True})
     result = step([make_group([FORKING, FLAT, COMPLETE])], settings)
     assert result.groups[0].rewards == pytest.approx((0.1, -0.1, 0.0))
+
+
+MIDDLE = truncated(0.5, 0.5, 0.5, 2.5)
+
+
+def test_a_centred_ranking_reward_of_nothing_is_exactly_nothing() -> None:
+    """Of three the second is paid the mean, and a complete wrong answer lies there too: both used to get 1e-17."""
+    for max_reward in (0.05, 0.1, 0.2, 0.3, 0.7):
+        ranking = {"peak_fraction": 0.25, "max_reward": max_reward, "centred": True, "standardised": False}
+        result = step([make_group([FORKING, MIDDLE, FLAT, COMPLETE])], MethodSettings(name="r3", ranking=ranking))
+        assert result.samples[1].reward_parts == {"ranking": 0.0}
+        assert [w.member for w in result.weighted] == [0, 2]
+
+
+@given(st.lists(st.lists(st.floats(0, 3, width=32), min_size=4, max_size=4), min_size=2, max_size=8), st.booleans())
+def test_no_sample_is_trained_on_a_rounding_error(entropies: list[list[float]], standardised: bool) -> None:
+    ranking = {"peak_fraction": 0.25, "centred": True, "standardised": standardised}
+    group = make_group([*(truncated(*row) for row in entropies), COMPLETE, COMPLETE])
+    result = step([group], MethodSettings(name="r3", ranking=ranking))
+    assert all(abs(weighted.advantage) > 1e-6 for weighted in result.weighted)
+
+
+RIGHT = [
+    make_sample(True, tokens=[9, i, *[1] * (2000 + 100 * i)], reward=2 - (2002 + 100 * i) / 32768) for i in range(8)
+]
+"""Eight right answers of 2,002 to 2,702 tokens, with the paper's length bonus."""
+
+
+def solved_all(past: list[Sample], **advantage: Any) -> list[float]:
+    settings = MethodSettings.model_validate({"name": "r3", "advantage": advantage})
+    return list(step([make_group(RIGHT)], settings, history={"q": past}).groups[0].advantages)
+
+
+def test_length_alone_pulls_as_hard_as_right_and_wrong_unless_it_is_left_unscaled() -> None:
+    assert statistics.pstdev(solved_all([])) == pytest.approx(1, abs=1e-3)
+    unscaled = solved_all([], solve_all="unscaled")
+    assert unscaled[0] == pytest.approx(350 / 32768)
+    assert unscaled == pytest.approx([(350 - 100 * i) / 32768 for i in range(8)])
+    by_batch = step(
+        [make_group(RIGHT), make_group([make_sample(True, query_id="a"), make_sample(query_id="a")], query_id="a")],
+        constant("reinforce++", advantage={"solve_all": "unscaled"}),
+    )
+    assert by_batch.groups[0].advantages == pytest.approx(unscaled)
+    assert by_batch.groups[1].advantages == pytest.approx((1, -1), abs=1e-5)
+
+
+def test_failures_that_join_eight_right_answers_get_minus_two_unless_unscaled() -> None:
+    past = [make_sample(False, tokens=[5, i], id=i + 1) for i in range(2)]
+    assert solved_all(past)[8:] == pytest.approx([-2, -2], abs=0.01)
+    mean = sum(sample.reward for sample in RIGHT) / 10
+    assert solved_all(past, solve_all="unscaled")[8:] == pytest.approx([-mean, -mean])
+    plain = [make_sample(True, tokens=[9, i]) for i in range(8)]  # without the bonus: the worked example
+    settings = MethodSettings.model_validate({"name": "r3", "advantage": {"solve_all": "unscaled"}})
+    joined = step([make_group(plain)], settings, history={"q": past}).groups[0].advantages
+    assert joined == pytest.approx([0.2] * 8 + [-0.8] * 2)
+
+
+def test_other_groups_are_scaled_as_ever() -> None:
+    groups = [make_group([make_sample(True), make_sample(False), make_sample(False)])]
+    unscaled = MethodSettings.model_validate({"name": "r3", "advantage": {"solve_all": "unscaled"}})
+    assert step(groups, unscaled).groups[0].advantages == step(groups, MethodSettings()).groups[0].advantages
 
 
 def test_scope_failed_ranks_complete_failures_too() -> None:
@@ -251,8 +312,9 @@ def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group,
 def test_ranking_rewards_alone_may_keep_their_own_size(
     batch: tuple[Group, ...], history: dict[str, list[Sample]]
 ) -> None:
-    whole = step(batch, MethodSettings(name="r3"), history=history, policy_version=20)
-    own = step(batch, MethodSettings(name="r3", ranking={"standardised": False}), history=history, policy_version=20)
+    paper, own_size = MethodSettings(name="r3-paper"), {"standardised": False}
+    whole = step(batch, paper, history=history, policy_version=20)
+    own = step(batch, MethodSettings(name="r3-paper", ranking=own_size), history=history, policy_version=20)
     for one, other in zip(whole.groups, own.groups, strict=True):
         assert one.rewards == other.rewards
         if any(one.group.outcomes) or one.replayed or not one.ranked:
@@ -268,7 +330,7 @@ def test_ranking_rewards_may_be_kept_from_teaching_alone(
     batch: tuple[Group, ...], history: dict[str, list[Sample]]
 ) -> None:
     def result(**ranking: Any) -> StepResult:
-        return step(batch, MethodSettings(name="r3", ranking=ranking), history=history, policy_version=20)
+        return step(batch, MethodSettings(name="r3-paper", ranking=ranking), history=history, policy_version=20)
 
     free, held, without = result(), result(alone=False), result(enabled=False)
     if without.weighted:  # something else teaches
@@ -283,6 +345,6 @@ def test_ranking_rewards_may_be_kept_from_teaching_alone(
 def test_a_batch_with_ranking_rewards_alone_makes_an_update_or_none() -> None:
     ranked, mixed = make_group([FORKING, FLAT, COMPLETE]), make_group([make_sample(False), make_sample(True)])
     for alone, trained in ((True, 3), (False, 0)):
-        settings = MethodSettings(name="r3", ranking={"peak_fraction": 0.25, "alone": alone})
+        settings = MethodSettings(name="r3-paper", ranking={"peak_fraction": 0.25, "alone": alone})
         assert len(step([ranked], settings).weighted) == trained
         assert len(step([ranked, mixed], settings).weighted) == 5  # beside an outcome they teach either way

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,16 @@ def test_a_recipes_paths_lie_beside_it_and_survive_a_resume_from_elsewhere(
     assert read_metrics(desk / "here")[-1]["step"] == 4
 
 
+HANGING = """
+import socket, sys, threading
+socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
+from r3.cli import main
+code = main({arguments})
+print("imported torch:", "torch" in sys.modules)
+sys.exit(code)
+"""
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [
@@ -101,6 +114,22 @@ def test_a_model_that_is_not_there_is_told_without_trying_for_a_minute(
     message = refused(capsys, "train", *overrides(tmp_path, model__path=path.format(tmp_path)))
     assert told.format(tmp_path) in message
     hub._unreachable.cache_clear()
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
+    """Without a name server a look-up hangs for half a minute; here it hangs until the test has its answer."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING.format(arguments=["eval", "no/such-model", "--tasks", "arithmetic"])],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if "proxy" not in key.lower()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "model.path=no/such-model: cannot load it" in done.stderr
+    assert "no answer in 2 seconds; if the network is only slow, fetch the model first: hf download" in done.stderr
+    assert "imported torch: False" in done.stdout
 
 
 def test_recipes_are_listed_and_copied(

@@ -84,7 +84,10 @@ def test_a_run_of_other_problems_is_refused(tmp_path: Path, first: Path, capsys:
     assert "it solved none of this run's 8 training problems (0 were tried there)" in line
 
 
-@pytest.mark.parametrize(("method", "more"), [("exgrpo", {}), ("repo", {"method__replay__min_history": 4})])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("exgrpo", {"method__revisit__start_at": "null"}), ("repo", {"method__replay__min_history": 4})],
+)
 def test_past_answers_are_replayed_once_queries_come_again(tmp_path: Path, method: str, more: dict[str, Any]) -> None:
     settings = overrides(tmp_path, method=method, reward__length_bonus="auto", train__steps=3, **more)
     assert main(["train", "--quiet", *settings]) == 0

@@ -1,4 +1,4 @@
-"""What bounds a success that is met again and again under a prompt that it was not drawn under."""
+"""What bounds a success that is met again and again, and that a killed run remembers what such bounds count."""
 
 from __future__ import annotations
 
@@ -122,6 +122,8 @@ def test_an_answer_joins_so_often_and_no_more(tmp_path: Path) -> None:
 
 
 REMEMBERED = {
+    "method__ranking__auc_window": 4,
+    "method__ranking__min_auc": 0,
     "method__reflection__at_once": "true",
     "method__reflection__tau": 0.9,
     "train__epochs": 4,
@@ -130,7 +132,12 @@ REMEMBERED = {
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("method__replay__max_repeats", 1), ("method__replay__ratio", "first_replayed")]
+    ("setting", "value"),
+    [
+        ("method__replay__max_repeats", 1),
+        ("method__replay__ratio", "first_replayed"),
+        ("method__ranking__gate", "true"),
+    ],
 )
 def test_a_run_that_is_killed_remembers_what_it_replayed(tmp_path: Path, setting: str, value: Any) -> None:
     settings = {**REMEMBERED, setting: value}
@@ -141,6 +148,8 @@ def test_a_run_that_is_killed_remembers_what_it_replayed(tmp_path: Path, setting
     lines = read_metrics(whole / "run")
     assert (sum(line.get("replay/used_up", 0) for line in lines) > 0) == (value == 1)
     assert sum(line.get("replay/cross_context", 0) for line in lines) > 0
+    if value == "true":
+        assert [line["ranking/paused"] for line in lines[1:]][::7] == [1.0, 0.0]  # paid once there are enough pairs
     same = {**settings, "model__path": whole / "model", "task__path": whole / "task.jsonl"}
     process = subprocess.Popen(
         command("train", "--quiet", *overrides(cut, **same)), cwd=ROOT, stdout=subprocess.DEVNULL

@@ -62,6 +62,11 @@ def test_every_reward_is_logged_weighted_kept_and_shown(tmp_path: Path, capsys: 
     assert done.returncode == 0, done.stderr
     lines = read_metrics(tmp_path / "run")[1:]
     assert all({"reward/brief", "reward/polite"} <= line.keys() for line in lines)
+    evaluated = [line for line in read_metrics(tmp_path / "run") if "heldout/accuracy" in line]
+    assert evaluated
+    for line in evaluated:  # `right` gives 1 for a right answer, and nothing for one that was cut
+        assert line.get("heldout/reward/right", 0.0) == pytest.approx(line["heldout/accuracy"])
+        assert 0 < line["heldout/reward/brief"] <= 0.5
     assert not any("reward/correct" in line or "reward/length" in line for line in lines)  # not the method's own reward
     run = RunFiles(tmp_path / "run")
     with SampleBuffer.open_reader(run.buffer_path) as buffer:
@@ -81,6 +86,8 @@ def test_every_reward_is_logged_weighted_kept_and_shown(tmp_path: Path, capsys: 
             assert parts.get("polite") == (None if "a" in text else 0.25)
     assert any(sample.outcome for sample in samples)
     assert {sample.truncated for sample in samples} == {True, False}
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert "held-out reward/brief" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "run"), "--group", f"1/{samples[0].query_id}"]) == 0
     shown = capsys.readouterr().out
     assert "brief " in shown
@@ -146,6 +153,17 @@ def test_a_function_that_raises_ends_the_run_by_name_or_counts_0_in_the_cage(tmp
     assert done.returncode == 0, done.stderr
     lines = read_metrics(tmp_path / "caged")[1:]
     assert all(line["reward/brief"] == 0 and line["reward/brief/failed"] >= 16 for line in lines)
+
+
+def test_a_negative_reward_under_maxrl_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "fines_of_a_test.py").write_text("def fine(completion):\n    return -0.25\n")
+    named = "task.rewards=[boxed, {function: fines_of_a_test.fine, truncated: judge}]"
+    plain = [text for text in overrides(tmp_path) if not text.startswith(("reward.", "method", "task.verifier"))]
+    done = in_another_process(tmp_path, "train", *plain, named, "task.outcome=boxed", "method=maxrl")
+    assert done.returncode == 2, done.stderr
+    assert "method.advantage.scale=mean (maxrl) divides by a group's mean reward" in done.stderr
+    assert re.search(r"query 'q\d+' got -0\.25 \(fine gave -0\.25\): let fine give 0 or more", done.stderr)
+    assert "Traceback" not in done.stderr
 
 
 def test_rows_need_no_reference_answer_where_own_rewards_judge(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from r3.buffer import codec, database, replays, totals
+from r3.buffer import codec, database, notes, totals
 from r3.buffer.database import SampleBufferError, explained
 from r3.buffer.totals import Totals
 
@@ -65,7 +65,7 @@ class _Books:
     attempts: list[tuple[int, ...]]
     steps: list[Totals]
     settled: tuple[int, int]
-    joined: list[list[Any]]
+    notes: dict[str, Any]
 
 
 def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Salvaged:
@@ -112,7 +112,7 @@ def _read_books(db: sqlite3.Connection) -> _Books | None:
             attempts=db.execute("SELECT query, reflection, step, tried, solved FROM attempts").fetchall(),
             steps=[Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
             settled=db.execute("SELECT step, rows FROM settled").fetchone(),
-            joined=replays.exported(db),
+            notes=notes.exported(db),
         )
         last = books.steps[-1] if books.steps else Totals()
         tried, solved = sum(row[3] for row in books.attempts), sum(row[4] for row in books.attempts)
@@ -150,6 +150,6 @@ def _write_books(db: sqlite3.Connection, books: _Books | None, keys: dict[str, i
     else:
         db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", books.attempts)
         db.execute("UPDATE settled SET step = ?, rows = ?", books.settled)
-        replays.restore(db, books.joined)
+        notes.restore(db, books.notes)
     for row in totals.rebuild(db, {row.step: row for row in books.steps} if books else {}):
         totals.save(db, row)

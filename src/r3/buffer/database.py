@@ -7,8 +7,7 @@ attempts      the ledger behind `success_rate`: verified attempts by query, cont
 steps         running totals at the end of each step: `stats` reads the last row, `forget_after` goes back to an earlier
 digests       at the end of each step, a running digest of all checksums ever stored (see `totals`); files of earlier
               versions have none
-joined        how often answers of one text joined a group, by step, and their log-probs when they first did, where a
-              setting asks for it (see `replays`)
+joined, late_pairs  what the algorithm notes where a setting asks for it (see `notes`)
 settled       one row: the step that no rewind may pass, and how many evicted rows were removed for good
 """
 
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from r3.buffer import notes
 from r3.errors import R3Error
 from r3.locks import FileLock, Locked
 
@@ -90,8 +90,7 @@ INSERT INTO settled VALUES (-1, 0);
 # Apart from the schema, whose version they do not raise: files without them are read and written by all versions.
 _LATER = (
     "CREATE TABLE IF NOT EXISTS digests (step INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS joined (query INTEGER NOT NULL, fingerprint BLOB NOT NULL, step INTEGER NOT NULL, "
-    "times INTEGER NOT NULL, logprobs BLOB, PRIMARY KEY (query, fingerprint, step)) WITHOUT ROWID",
+    *notes.TABLES,
 )
 
 

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from r3.buffer import codec, database, replays, totals
+from r3.buffer import codec, database, notes, totals
 from r3.buffer.database import SampleBufferError
 from r3.buffer.totals import Totals
 from r3.samples import Context, Sample
@@ -98,7 +98,7 @@ def _header(db: sqlite3.Connection) -> _Record:
         "steps": [list(row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
         "settled": list(db.execute("SELECT step, rows FROM settled").fetchone()),
         "digests": totals.digests(db),
-        "joined": replays.exported(db),
+        **notes.exported(db),
     }
 
 
@@ -198,7 +198,7 @@ def _restore_books(db: sqlite3.Connection, source: str, header: _Record) -> None
         db.execute("UPDATE settled SET step = ?, rows = ?", header["settled"])
         for step, digest in header.get("digests", []):  # exports of earlier versions have none
             db.execute("INSERT INTO digests VALUES (?, ?)", (step, bytes.fromhex(digest)))
-        replays.restore(db, header.get("joined", []))
+        notes.restore(db, header)
     except (KeyError, TypeError, ValueError, sqlite3.IntegrityError, *_UNBINDABLE) as error:
         raise SampleBufferError(
             f"{source}: the header is incomplete or wrong ({error!r}); export it again, nothing was imported"

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self
 
-from r3.buffer import codec, counts, damage, database, exchange, replays, totals
+from r3.buffer import codec, counts, damage, database, exchange, notes, totals
 from r3.buffer.counts import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.database import SampleBufferError, damaged, explained
 from r3.buffer.eviction import evict
@@ -120,14 +120,21 @@ class SampleBuffer:
         joined = list(samples)
         if joined:
             with self._writing(f"counting {len(joined)} replayed samples") as db:
-                replays.add(db, step, joined, dict(self._known(db, {s.query_id for s in joined})))
+                notes.add(db, step, joined, dict(self._known(db, {s.query_id for s in joined})))
 
     def keep_logprobs(self, step: int, found: Iterable[tuple[Sample, FloatArray]]) -> None:
         """Keep the log-probs that samples had which joined a group at this step."""
         known = list(found)
         if known:
             with self._writing(f"keeping log-probs of {len(known)} replayed samples") as db:
-                replays.keep(db, step, known, dict(self._known(db, {s.query_id for s, _ in known})))
+                notes.keep(db, step, known, dict(self._known(db, {s.query_id for s, _ in known})))
+
+    def note_late_pairs(self, step: int, groups: Iterable[tuple[float, int]]) -> None:
+        """Note for groups of this step how many pairs of a right and a wrong late answer the ranking had in order."""
+        counted = list(groups)
+        if counted:
+            with self._writing(f"noting the pairs of {len(counted)} groups") as db:
+                notes.add_late_pairs(db, step, counted)
 
     def forget_after(self, step: int) -> Rewound:
         """Go back to the exact state at the end of `step`: contents, ledger, statistics and the next id.
@@ -149,7 +156,7 @@ class SampleBuffer:
             db.execute("DELETE FROM queries WHERE key > ?", (then.queries,))
             db.execute("DELETE FROM steps WHERE step > ?", (step,))
             db.execute("DELETE FROM digests WHERE step > ?", (step,))
-            replays.forget_after(db, step)
+            notes.forget_after(db, step)
         return Rewound(removed, restored)
 
     def settle(self, step: int) -> int:
@@ -195,7 +202,7 @@ class SampleBuffer:
         }
         values = [value for value in conditions.values() if value is not None]
         where = [condition for condition, value in conditions.items() if value is not None]
-        where += [] if joined_below is None else [f"fingerprint NOT IN ({replays.USED_UP})"]
+        where += [] if joined_below is None else [f"fingerprint NOT IN ({notes.USED_UP})"]
         select = codec.newest_ids(where, -1 if limit is None else int(limit), distinct=distinct)
         histories: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
         with self._reading("reading histories") as db:
@@ -229,7 +236,12 @@ class SampleBuffer:
         """How often past answers of each query joined a group, by their fingerprint; only those that did."""
         with self._reading("reading what was replayed") as db:
             known = self._known(db, dict.fromkeys(_several(query_ids)))
-            return {query_id: replays.of_query(db, key) for query_id, key in known}
+            return {query_id: notes.of_query(db, key) for query_id, key in known}
+
+    def late_pairs(self, newest: int) -> list[tuple[float, int]]:
+        """What was noted of the groups of the last steps (whole ones) that hold so many pairs."""
+        with self._reading("reading the ranking's pairs") as db:
+            return notes.late_pairs(db, newest)
 
     def reflected(self, newest: int) -> Reflected:
         """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""

@@ -1,4 +1,4 @@
-"""`r3 completion`: completion of commands, options and settings for bash and zsh."""
+"""`r3 completion`: completion of commands, options and settings for bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ _r3() {{
 }}
 complete -o default -F _r3 r3
 """
+FISH = """\
+# Completion of r3; in ~/.config/fish/config.fish: r3 completion fish | source
+complete -c r3 -n __fish_use_subcommand -f -a "{commands}"
+{cases}
+"""
 WITH_SETTINGS = ("train", "sft", "compare", "data")
 """Commands that take key=value settings."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The one argument of `r3 completion`."""
-    parser.epilog = 'eval "$(r3 completion bash)" in ~/.bashrc, or with zsh in ~/.zshrc'
-    parser.add_argument("shell", choices=["bash", "zsh"], help="which shell")
+    parser.epilog = 'eval "$(r3 completion bash)" in ~/.bashrc, or with zsh in ~/.zshrc; r3 completion fish | source'
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="which shell")
     parser.set_defaults(run=run)
 
 
@@ -37,18 +42,35 @@ def run(arguments: argparse.Namespace) -> int:
     from r3.cli import parser
 
     commands = _commands(parser())
-    cases = []
-    for name, command in commands.items():
-        words = [*_options(command), *_commands(command)]
-        for action in _commands(command).values():
-            words += _options(action)
-        if name in WITH_SETTINGS:
-            words += _settings()
-        cases.append(f'      {name}) words="{" ".join(dict.fromkeys(words))}" ;;')
+    words = {name: _words(name, command) for name, command in commands.items()}
+    if arguments.shell == "fish":
+        print(FISH.format(commands=" ".join(commands), cases="\n".join(_fish(words))), end="")
+        return 0
+    cases = [f'      {name}) words="{" ".join(known)}" ;;' for name, known in words.items()]
     if arguments.shell == "zsh":
         print("autoload -U +X bashcompinit && bashcompinit")
     print(SCRIPT.format(commands=" ".join(commands), cases="\n".join(cases)), end="")
     return 0
+
+
+def _words(name: str, command: argparse.ArgumentParser) -> list[str]:
+    """All that may stand behind a command: its options, its actions and theirs, and settings."""
+    words = [*_options(command), *_commands(command)]
+    for action in _commands(command).values():
+        words += _options(action)
+    return list(dict.fromkeys(words + _settings() if name in WITH_SETTINGS else words))
+
+
+def _fish(words: dict[str, list[str]]) -> list[str]:
+    """A line for each command's words, and one for its options."""
+    lines = []
+    for name, known in words.items():
+        line = f'complete -c r3 -n "__fish_seen_subcommand_from {name}"'
+        others = [word for word in known if not word.startswith("--")]
+        lines += [f'{line} -a "{" ".join(others)}"'] if others else []
+        options = " ".join(f"-l {word.removeprefix('--')}" for word in known if word.startswith("--"))
+        lines += [f"{line} {options}"] if options else []
+    return lines
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

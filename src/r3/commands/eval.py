@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from r3.commands.eval_tasks import (
+    ALL_TASKS,
     JUDGES,
     OWN_TASK,
     PAPER_TASKS,
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from r3.policy.model import Policy
     from r3.samples import Query
 
-EPILOG = """\
+EPILOG = f"""\
+sets: {", ".join(ALL_TASKS[:9])},
+      {", ".join(ALL_TASKS[9:])}
+
 examples:
   r3 eval embedded --tasks arithmetic --samples 4 --max-tokens 44      in seconds, no network, no GPU
   r3 eval MODEL                                                        the paper's five benchmarks, 16 samples
@@ -142,15 +146,18 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
     """Answers from a model."""
     from r3.config import validate
     from r3.errors import ConfigError
+    from r3.policy.hub import check_model
+
+    path = arguments.model if trained is None else str(trained.policy)
+    model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
+    config = validate({"model": model, "rollout": {"engine": arguments.engine, "max_rows": arguments.max_rows}})
+    check_model(config.model)  # before torch is imported for nothing
     from r3.evaluate.run import evaluate_model
     from r3.method.reflection import plain_prompt
     from r3.policy.model import Policy
     from r3.rollout.protocol import Sampling
     from r3.train.build import make_engine
 
-    path = arguments.model if trained is None else str(trained.policy)
-    model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
-    config = validate({"model": model, "rollout": {"engine": arguments.engine, "max_rows": arguments.max_rows}})
     policy = Policy.load(config.model)
     prompting = prompting_of(arguments, policy.tokenizer, trained)
     benchmarks = benchmarks_of(arguments, prompting, stack, trained)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
 EMBEDDED_TASK = "arithmetic"
+ALL_TASKS = (
+    *(EMBEDDED_TASK, "aime24", "aime25", "math500", "amc23", "amc", "minerva", "olympiadbench", "gsm8k-test"),
+    *("mbpp", "humaneval", "mbpp-train", "mbpp-valid", "deepscaler", "math", "gsm8k"),
+)
+"""Every name that --tasks knows; spelt out here, so that --help need not load the sets."""
 OWN_TASK = "task"
 """With a run: its own held-out problems, prompts and judge."""
 JUDGES = ("math", "boxed", "code")
@@ -124,6 +129,7 @@ def benchmarks_of(
     arguments: argparse.Namespace, prompting: Prompting, stack: ExitStack, run: TrainedRun | None = None
 ) -> list[Benchmark]:
     """The tasks of the command line, cut down to the hard subset and the limit."""
+    from r3.errors import TaskError
     from r3.evaluate.run import Benchmark
     from r3.evaluate.subset import check_fresh, chosen, hard_subset
     from r3.tasks.datasets import CODE, SETS, Columns, load_file, load_set
@@ -139,6 +145,9 @@ def benchmarks_of(
         if name == OWN_TASK and run is not None:
             found.append(_task_of(run, stack))
             continue
+        if name not in SETS and not Path(name).suffix:
+            own = "" if run is None else f", {OWN_TASK} (the run's own)"
+            raise TaskError(f"--tasks: no set {name!r}; there are {', '.join(ALL_TASKS)}{own}, or the path of a file")
         title = SETS[name].title if name in SETS else Path(name).stem
         if name in CODE or arguments.judge == "code":
             code_judge = code_judge or _closed_by(stack, _code_judge(arguments.sandbox))
@@ -147,7 +156,7 @@ def benchmarks_of(
         judge = judge or _closed_by(stack, _judge(arguments.judge or "math"))
         queries = (
             load_set(name, folder=arguments.data, prompting=prompting)
-            if name in SETS or not Path(name).suffix
+            if name in SETS
             else load_file(Path(name), columns=columns, prompting=prompting)
         )
         found.append(Benchmark(name, title, queries, judge))

@@ -70,7 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(dry_run(config, processes=processes or 1))
         return 0
-    if arguments.resume is not None:  # what the run was begun with is in its own config
+    if arguments.resume is None:
+        from r3.policy.hub import check_model
+
+        check_model(config.model)
+    else:  # what the run was begun with is in its own config
         recipe, overrides = str(arguments.resume / "config.yaml"), []
     return _run_training(config, arguments, recipe, overrides)
 

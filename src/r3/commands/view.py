@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from r3.view.probes import ViewedProbe
     from r3.view.runs import ViewedRun
 
 EPILOG = """\
 examples:
   r3 view runs/r3-arithmetic-0                         curves, groups, samples, buffer, in a browser
   r3 view runs/r3-arithmetic-0 runs/grpo-arithmetic-0  the same with the curves of two runs over each other
-  r3 view runs/                                        every run in that folder
+  r3 view runs/                                        every run in that folder, and every r3 probe
+  r3 view probe/                                       what r3 probe --out probe found
   r3 view runs/r3-arithmetic-0 --export report.html    one file that opens anywhere, without a network
   r3 view runs/r3-arithmetic-0 --host 0.0.0.0          for other machines: the address printed holds a token
 
@@ -26,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `r3 view`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN_DIR", help="one run, several to compare, or a folder of runs")
+    add(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN_DIR",
+        help="one run, several to compare, a folder of runs, or an r3 probe",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     add("--port", type=int, default=None, metavar="N", help="port to listen on (6633, or a free one if that is taken)")
     add("--no-browser", action="store_true", help="do not open a browser")
@@ -37,18 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve or export; returns the exit code."""
-    from r3.view.runs import open_runs
+    from r3.view.probes import open_all
 
-    runs = open_runs(arguments.runs)
+    runs, probes = open_all(arguments.runs)
     if arguments.export is not None:
         from r3.view.export import export
 
-        print(export(runs, arguments.export, steps=arguments.steps))
+        print(export(runs, arguments.export, steps=arguments.steps, probes=probes))
         return 0
-    return _serve(arguments, runs)
+    return _serve(arguments, runs, probes)
 
 
-def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
+def _serve(arguments: argparse.Namespace, runs: list[ViewedRun], probes: list[ViewedProbe]) -> int:
     import logging
     import signal
     import threading
@@ -56,7 +64,7 @@ def _serve(arguments: argparse.Namespace, runs: list[ViewedRun]) -> int:
     from r3.view.serving import Viewer
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
-    with Viewer(runs, host=arguments.host, port=arguments.port) as viewer:
+    with Viewer(runs, probes, host=arguments.host, port=arguments.port) as viewer:
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: ended.set())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class HeldOut:
     """Answers to each problem."""
     truncated: float
     mean_tokens: float
+    rewards: Mapping[str, float]
+    """Of several reward functions: the mean of what each gave, weighted, over all answers."""
 
     @property
     def total(self) -> int:
@@ -52,6 +55,7 @@ class HeldOut:
             "heldout/high": high,
             "heldout/truncated": self.truncated,
             "heldout/tokens": self.mean_tokens,
+            **{f"heldout/reward/{name}": mean for name, mean in sorted(self.rewards.items())},
         }
         if self.samples > 1:
             k = self.samples
@@ -75,13 +79,16 @@ def evaluate(
     asked = [(query, task.judge) for query, _ in prompts]
     right = [0] * len(prompts)
     truncated = tokens = 0
+    rewards: Counter[str] = Counter()
 
     def keep(answer: Answer[Response], verdict: Verdict) -> None:
         nonlocal truncated, tokens
         tokens += len(answer.source.tokens)
         truncated += answer.truncated
+        rewards.update(verdict.scores or {})
         right[answer.source.request] += verdict.right and not answer.truncated
 
     judge_all(drawn(engine, requests, sampling, tokenizer, asked), keep)
     answers = max(1, len(prompts) * samples)
-    return HeldOut(right, samples, truncated / answers, tokens / answers)
+    means = {name: total / answers for name, total in rewards.items()}
+    return HeldOut(right, samples, truncated / answers, tokens / answers, means)

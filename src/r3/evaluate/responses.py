@@ -10,7 +10,7 @@ line, which the next one drops. The texts stay in the file: an evaluation may be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,8 @@ class Judged:
     tokens: int | None
     """Length of the response; None where nobody counted."""
     truncated: bool
+    scores: Mapping[str, float] | None = None
+    """What each of several reward functions gave, weighted; None where the judge says right or wrong alone."""
 
     @property
     def key(self) -> Key:
@@ -92,7 +94,8 @@ def read_judged(path: Path) -> list[Judged]:
 
 def _line(judged: Judged, text: str) -> bytes:
     # ASCII escapes, so that a lone surrogate in a model's output cannot make the line impossible to write.
-    return json.dumps({**asdict(judged), "response": text}, separators=(",", ":")).encode() + b"\n"
+    said = {name: value for name, value in asdict(judged).items() if name != "scores" or value is not None}
+    return json.dumps({**said, "response": text}, separators=(",", ":")).encode() + b"\n"
 
 
 def _read(path: Path) -> tuple[int, dict[Key, Judged]]:
@@ -107,8 +110,9 @@ def _read(path: Path) -> tuple[int, dict[Key, Judged]]:
                 break
             try:
                 row = json.loads(line)
+                row.setdefault("scores", None)
                 one = Judged(**{name: row[name] for name in Judged.__slots__})
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RunError(
                     f"{path}, line {number}: damaged ({error!r}); remove that line, its response is then drawn again"
                 ) from error
@@ -126,14 +130,15 @@ def write_parquet(source: Path, target: Path, *, rows: int = 4096) -> None:
         raise TaskError(f"{target} needs pyarrow: pip install 'r3-rl[parquet]'") from error
     text, number, flag = pyarrow.string(), pyarrow.int64(), pyarrow.bool_()
     types = {"task": text, "id": text, "sample": number, "right": flag, "reason": text, "answer": text}
-    schema = pyarrow.schema(types | {"tokens": number, "truncated": flag, "response": text})
+    schema = pyarrow.schema(types | {"tokens": number, "truncated": flag, "scores": text, "response": text})
     with parquet.ParquetWriter(target, schema) as writer:
         for batch in _batches(read_rows(source), rows):
             writer.write_table(pyarrow.Table.from_pylist([_storable(row) for row in batch], schema))
 
 
 def _storable(row: dict[str, Any]) -> dict[str, Any]:
-    """Parquet's texts are UTF-8, which has no lone surrogates."""
+    """Parquet's texts are UTF-8, which has no lone surrogates; scores, whose names differ, are a text of JSON."""
+    row = {**row, "scores": json.dumps(row["scores"])} if row.get("scores") else row
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in row.items()}
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class TaskResult:
     truncated: float
     reasons: Mapping[str, int]
     """How often the judge gave which reason."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Of several reward functions: the mean of what each gave, weighted, by name."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class TaskResult:
             "mean_tokens": self.mean_tokens,
             "truncated": self.truncated,
             "reasons": dict(self.reasons),
+            **({"rewards": dict(self.rewards)} if self.rewards else {}),
         }
 
 
@@ -141,7 +144,14 @@ def _task_result(title: str, problems: Problems, size: int, ks: Sequence[int], s
         mean_tokens=math.fsum(tokens) / len(tokens) if tokens else None,
         truncated=sum(one.truncated for one in every) / len(every),
         reasons=dict(sorted(Counter(one.reason for one in every).items())),
+        rewards=_mean_rewards(every),
     )
+
+
+def _mean_rewards(every: Sequence[Judged]) -> dict[str, float]:
+    """By name; a function that abstained from an answer gave it nothing."""
+    names = sorted({name for one in every for name in one.scores or {}})
+    return {name: math.fsum((one.scores or {}).get(name, 0.0) for one in every) / len(every) for name in names}
 
 
 def write_results(results: Results, folder: Path) -> None:
@@ -179,7 +189,20 @@ def details(results: Results) -> str:
         problems = f"{task.problems} of {task.problems + task.missing}" if task.missing else str(task.problems)
         cells = [task.title, problems, str(task.samples), *shares, _percent(task.majority.as_dict())]
         rows.append([*cells, _tokens(task.mean_tokens), f"{task.truncated:.1%}"])
-    return aligned(rows)
+    return aligned(rows) + _rewards(results)
+
+
+def _rewards(results: Results) -> str:
+    """A row for each benchmark that several reward functions judged, behind a blank line; or nothing."""
+    names = sorted({name for task in results.tasks.values() for name in task.rewards})
+    if not names:
+        return ""
+    head = ["benchmark", *(f"mean reward/{name}" for name in names)]
+    rows = [
+        [task.title, *(f"{task.rewards[name]:.3f}" if name in task.rewards else "" for name in names)]
+        for task in results.tasks.values()
+    ]
+    return f"\n\n{aligned([head, *rows])}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -218,6 +218,7 @@ def _judged(answer: Answer[_Place], verdict: Verdict, extract: Callable[[str], s
         answer=vote[:ANSWER_LIMIT] if vote is not None else None,
         tokens=answer.source.tokens,
         truncated=answer.truncated,
+        scores=verdict.scores,
     )
 
 

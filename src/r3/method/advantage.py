@@ -5,7 +5,8 @@
 
 Departures from the paper, and choices it leaves open:
 - The standard deviation is the population's (divide by n), for which a lone success among n gets √(n−1).
-- Equal rewards give exactly 0, not a rounding error over λ: such a sample is then skipped, not trained on noise.
+- Equal rewards, and one that lies at the group's mean, give exactly 0, not a rounding error over λ: such a sample is
+  then skipped, not trained on noise.
 - α acts only where replayed samples joined (see `step`): it tempers them, it is not a second learning rate.
 - `scale="none"` (Dr. GRPO), `scale="mean"` (MaxRL), `baseline="leave_one_out"` (RLOO), `cap` and the standard deviation
   of a whole batch (`over_batch`, REINFORCE++) belong to other methods, and are off by default.
@@ -53,19 +54,29 @@ def group_advantages(
     if n == 0 or min(values) == max(values):
         return [0.0] * n
 
-    mean = math.fsum(values) / n
-    centred = [value - mean for value in values]
+    centred = less_their_mean(values)
     spread = 1.0
     if scale == "std":
         spread = alpha * math.sqrt(math.fsum(c * c for c in centred) / n) + eps
     elif scale == "mean":
-        spread = alpha * mean + eps
+        spread = alpha * (math.fsum(values) / n) + eps
     if spread == 0.0:  # rewards differ by less than their squares can show, and eps is 0
         return [0.0] * n
     if baseline == "leave_one_out":  # R_i − mean of the others
         centred = [c * n / (n - 1) for c in centred]
     advantages = [c / spread for c in centred]
     return advantages if cap is None else [max(-cap, min(cap, a)) for a in advantages]
+
+
+def less_their_mean(values: Sequence[float]) -> list[float]:
+    """The values less their mean; exactly 0 for one that lies there, where subtracting leaves a rounding error.
+
+    >>> less_their_mean([0.1, 0.05, 0.0])[1], 0.05 - math.fsum([0.1, 0.05, 0.0]) / 3
+    (0.0, -6.9...e-18)
+    """
+    mean = math.fsum(values) / len(values)
+    noise = 1e-12 * max(map(abs, values))
+    return [0.0 if abs(value - mean) <= noise else value - mean for value in values]
 
 
 def over_batch(

@@ -25,6 +25,7 @@ MethodName = Literal[
     "grpo",
     "dapo",
     "polaris",
+    "prompt-replay",
     "dr_grpo",
     "gspo",
     "cispo",
@@ -66,6 +67,7 @@ GOVERNED = (
     "reflection.enabled",
     "ranking.enabled",
     "resample.enabled",
+    "revisit.enabled",
     "mask_truncated",
     "advantage.scale",
     "advantage.baseline",
@@ -118,12 +120,16 @@ LETTER: Mapping[str, Mapping[str, Any]] = {
         "max_share": 1.0,
         "min_lift": 0.0,
     },
-    "ranking": {"scope": "truncated"},
+    "ranking": {"scope": "truncated", "centred": False, "standardised": True, "alone": True, "gate": False},
 }
 """The paper's way, of every switch that R³ and its ablations govern."""
 
-BY_EVIDENCE: Mapping[str, Mapping[str, Any]] = {"replay": {}, "reflection": {}, "ranking": {}}
-"""What `r3` and its ablations have instead, where experiments speak for it; keys of `LETTER`. So far nothing."""
+BY_EVIDENCE: Mapping[str, Mapping[str, Any]] = {
+    "replay": {},
+    "reflection": {"window": 16, "at_once": True, "budget": "shared", "min_lift": 2.0},
+    "ranking": {"centred": True, "standardised": False, "alone": False},
+}
+"""What `r3` and its ablations have instead, since experiments speak for it (docs/results.md); keys of `LETTER`."""
 
 
 def _r3(without: str | None = None) -> dict[str, dict[str, Any]]:
@@ -163,6 +169,30 @@ METHODS: Mapping[MethodName, Preset] = {
             "copies are weights, drawn with putting back; the token mean is the batch's, not each mini-batch's. Its "
             "other parts are settings of the run: task.max_pass_rate=0.9 with task.pass_rates_from between stages, "
             "rollout.temperature 1.4 and rising by stage"
+        ),
+    ),
+    "prompt-replay": Preset(
+        "half of a batch are queries that were solved now and then, asked again; all answers are fresh",
+        "arXiv 2603.21177; baroian/GRPO_prompt_replay open_instruct/grpo_fast.py",
+        {
+            **_PLAIN,
+            "objective": {"name": "grpo", "normalise": "token"},
+            "revisit": {
+                "enabled": True,
+                "share": 0.5,
+                "weights": "closest",
+                "min_rate": 0.24,
+                "max_rate": 0.70,
+                "cooldown": 5,
+                "jitter": 0.2,
+                "max_reuse": 20,
+                "start_at": None,
+                "retire": False,
+            },
+        },
+        departures=(
+            "the objective is GRPO's with the token mean; a query's cooldown also counts from its own turn; a query "
+            "that the batch has from the data already is not drawn once more"
         ),
     ),
     "dr_grpo": Preset(
@@ -273,7 +303,8 @@ METHODS: Mapping[MethodName, Preset] = {
         needs="a buffer on disk",
         departures=(
             "the history is a query's newest 16 samples, whole steps old; buffer.per_query may keep more; no KL "
-            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, max variance is missing"
+            "penalty (theirs is on fresh samples alone, with weight 0); of their orders, the highest reward first is "
+            "set, replay.order=max_variance and newest are there too"
         ),
     ),
     "rlep": Preset(
@@ -303,14 +334,26 @@ METHODS: Mapping[MethodName, Preset] = {
         ),
     ),
     "exgrpo": Preset(
-        "a past success, the one of lowest entropy, takes the place of a fresh answer; ratio shaped, not clipped",
+        "half of a batch from a pool of partly solved queries, each with its surest past success for a fresh answer",
         "arXiv 2510.02245; ElliottYan/LUFFY ExGRPO",
         {
             **_PLAIN,
             "advantage": {"scale": "none"},
+            "revisit": {
+                "enabled": True,
+                "share": 0.5,
+                "weights": "gaussian",
+                "sigma": 1.0,
+                "min_rate": 0.0,
+                "max_rate": 1.0,
+                "cooldown": 0,
+                "max_reuse": None,
+                "start_at": 0.35,
+                "retire": True,
+            },
             "replay": {
                 "enabled": True,
-                "when": "always",
+                "when": "revisited",
                 "mode": "replace",
                 "baseline": "joint",
                 "k": 1,
@@ -324,10 +367,10 @@ METHODS: Mapping[MethodName, Preset] = {
         },
         needs="a buffer on disk, entropies",
         departures=(
-            "left out: the pool (half of a batch drawn by pass rate, solved queries retired, start once 0.35 of "
-            "answers are right): every query with a past success replays one; entropies are those at sampling time, "
-            "not the current policy's; the answer whose place is taken is generated all the same; no entropy bonus, "
-            "no clip in the first phase"
+            "entropies are those at sampling time, not the current policy's; successes of before the start may be "
+            "replayed too; the answer whose place is taken is generated all the same; no entropy bonus, no clip before "
+            "the start either. Where 0.35 of a batch are never right it never starts: revisit.start_at=null begins at "
+            "once"
         ),
     ),
     "r3": Preset(
@@ -335,6 +378,11 @@ METHODS: Mapping[MethodName, Preset] = {
         _R3,
         _r3(),
         needs="a buffer on disk, further rollouts for reflection",
+        departures=(
+            "reflection shares a hard query's own answers, joins in the same step, goes by the newest 16 plain answers "
+            "and pauses below a lift of 2; ranking rewards are centred, keep their own size and make no update alone. "
+            "r3-paper has the paper's way of each"
+        ),
         length_bonus=True,
     ),
     "r3-paper": Preset(
@@ -343,9 +391,7 @@ METHODS: Mapping[MethodName, Preset] = {
         LETTER,
         needs="a buffer on disk, further rollouts for reflection",
         departures=(
-            "numbers (k, τ, p, R_max, …), templates, how a ranking reward is paid (ranking.centred, standardised, "
-            "alone) and what bounds stale samples (method.objective) are the recipe's; by default they are the paper's "
-            "but for objective.correction"
+            "numbers (k, τ, p, R_max, …), templates and what bounds stale samples (method.objective) are the recipe's"
         ),
         length_bonus=True,
     ),

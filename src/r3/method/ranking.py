@@ -13,6 +13,7 @@ Departures from the paper, and choices it leaves open:
 - N = 1 gets 0: there is nothing to rank it against. All tied get equal rewards: no order is invented.
 - R_max stays below a right answer's reward (settings enforce it).
 - R_max may be annealed (`annealed`), so that entropy is paid for only while there is little else to learn from.
+- The reward may be paused while its order predicts nothing (`r3.method.gate`).
 - Which samples are ranked (truncated ones, or all failed ones) is `step`'s business.
 """
 

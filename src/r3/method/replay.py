@@ -5,7 +5,8 @@
     mixed                   → none: the group already teaches
 
 Other methods replay more freely: `when: solve_none` leaves all-right groups alone, `when: always` lets past answers
-join any plain group (RePO, RLEP, ExGRPO), whatever its outcomes.
+join any plain group (RePO, RLEP), whatever its outcomes, `when: revisited` those of queries that the sampler asked
+before their turn (ExGRPO).
 
 Departures from the paper, and choices it leaves open:
 - Homogeneity is decided on right/wrong, never on the shaped reward, which differs even among right answers.
@@ -15,7 +16,7 @@ Departures from the paper, and choices it leaves open:
 - An answer may join so many times and no more (`max_repeats`): where nothing else bounds its pull, its number does. It
   is counted by its text, so that writing it again starts no new count.
 - Newest first by default; `random` draws from the given history with a generator seeded by the caller;
-  `lowest_entropy` goes by the entropies at sampling time.
+  `lowest_entropy` goes by the entropies at sampling time, `max_variance` (RePO) takes the k whose rewards differ most.
 - A right answer first found in reflection may join a plain group ("cross-context"); a wrong one may not. What the
   policy does wrong with an attempt before its eyes is not what it does wrong without, and no clip bounds how often it
   would be pushed away, since nothing tells how likely it was under the plain prompt. (`ratio` = first_replayed keeps
@@ -53,8 +54,10 @@ def wanted_outcomes(group: Group, settings: ReplaySettings) -> tuple[bool, ...]:
     """The outcomes to look for in the history: right for solve-none, wrong for solve-all, none for nothing to do."""
     if not settings.enabled or group.context.kind == "reflection":
         return ()
-    if settings.when == "always":
+    if settings.when == "always" or (settings.when == "revisited" and group.revisited):
         return (True, False) if settings.failures else (True,)
+    if settings.when == "revisited":
+        return ()
     if group.solve_none:
         return (True,)
     return (False,) if group.solve_all and settings.failures and settings.when == "homogeneous" else ()
@@ -88,6 +91,8 @@ def choose_replay(
         return Replay((), "too_old")
     if len(young) < settings.min_history:
         return Replay((), "too_few")
+    if settings.order == "max_variance":
+        return Replay(_most_varied(young, settings), "joined")
     ordered = _ordered(young, settings, rng)
     chosen = _distinct_first(ordered) if settings.distinct else ordered
     left = _not_used_up(chosen, settings.max_repeats, joins or {})
@@ -109,7 +114,7 @@ def _why_not(group: Group, settings: ReplaySettings) -> ReplayReason:
         return "off"
     if group.context.kind == "reflection":
         return "reflection"
-    return "off" if group.solve_all else "mixed"
+    return "off" if group.solve_all or settings.when == "revisited" else "mixed"
 
 
 def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Generator | None) -> list[Sample]:
@@ -123,6 +128,29 @@ def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Gen
     if rng is None:
         raise ValueError("order = random needs a seeded generator: pass rng=numpy.random.default_rng(seed)")
     return [newest[i] for i in rng.permutation(len(newest))]
+
+
+def _most_varied(samples: list[Sample], settings: ReplaySettings) -> tuple[Sample, ...]:
+    """The k whose rewards have the largest variance, which are some of the lowest and some of the highest; newer ones
+    of equal rewards first. Where k different texts exist, no text is there twice (`distinct`)."""
+    newest = sorted(samples, key=by_age, reverse=True)
+    if settings.distinct:
+        first = _distinct_first(newest)
+        different = len({sample.tokens.tobytes() for sample in first})
+        newest = first[: max(different, settings.k)]
+    k = min(settings.k, len(newest))
+    lowest = sorted(newest, key=outcome_reward)
+    highest = sorted(newest, key=outcome_reward, reverse=True)
+    rewards = [outcome_reward(sample) for sample in lowest]
+
+    def spread(low: int) -> float:
+        return float(np.var(rewards[:low] + rewards[len(rewards) - (k - low) :]))
+
+    # Of equal spreads the most even split: rewards that are all alike would else come from one end.
+    low = max(range(k + 1), key=lambda low: (round(spread(low), 12), -abs(2 * low - k)))
+    right = highest[: k - low]
+    taken = {id(sample) for sample in right}
+    return (*right, *[sample for sample in lowest if id(sample) not in taken][:low])
 
 
 def by_age(sample: Sample) -> tuple[int, int, int]:

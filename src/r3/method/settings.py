@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from r3.method.presets import METHODS, OBJECTIVES, MethodName, ObjectiveName
+from r3.method.revisit import RevisitSettings
 from r3.settings import Settings, Switchable
 
 
@@ -71,6 +72,10 @@ class AdvantageSettings(Settings):
     """What an all-wrong group weighs with LENS, beside a mixed one."""
     right_weight: float = Field(0.1, ge=0)
     """λ of W-REINFORCE: what a right answer gets, where a wrong one gets −1; 0 learns from wrong answers alone."""
+    solve_all: Literal["scaled", "unscaled"] = "scaled"
+    """Groups that solved all: divided like the others, so that whatever tells right answers apart (their length) pulls
+    as hard as right and wrong do, and a past failure that joins gets −√(fresh/past); or left at the rewards' own size
+    (then α does not act in them)."""
     cap: float | None = Field(None, gt=0)
     """Largest absolute advantage. A lone success among n gets √(n−1): a cap keeps one stale sequence from ruling."""
 
@@ -78,9 +83,10 @@ class AdvantageSettings(Settings):
 class ReplaySettings(Switchable):
     """CCR: past samples of the opposite outcome join a homogeneous group; or any past samples any group."""
 
-    when: Literal["homogeneous", "solve_none", "always"] = "homogeneous"
-    """Which groups: homogeneous ones, with what they lack; solve-none ones alone, with successes; or all (RePO, RLEP,
-    ExGRPO), with successes and, unless `failures` is false, failures."""
+    when: Literal["homogeneous", "solve_none", "always", "revisited"] = "homogeneous"
+    """Which groups: homogeneous ones, with what they lack; solve-none ones alone, with successes; all (RePO, RLEP),
+    with successes and, unless `failures` is false, failures; or so those alone that `revisit` asks before their turn
+    (ExGRPO)."""
     mode: Literal["join", "replace"] = "join"
     """Past samples join the fresh ones, or take the place of the last of them, which then are not trained on."""
     baseline: Literal["joint", "split"] = "joint"
@@ -91,9 +97,9 @@ class ReplaySettings(Switchable):
     """Most past samples that join a group. Few, so that the fresh samples keep the say on their own baseline."""
     max_age: int | None = Field(None, ge=0)
     """Oldest sample that may join, in optimiser updates since it was drawn; None for any."""
-    order: Literal["newest", "random", "lowest_entropy", "highest_reward"] = "newest"
+    order: Literal["newest", "random", "lowest_entropy", "highest_reward", "max_variance"] = "newest"
     """Which candidates first: the newest (closest to the current policy), a seeded draw, those written with the lowest
-    mean entropy, or those with the highest reward."""
+    mean entropy, those with the highest reward, or the k whose rewards vary most (half right, half wrong)."""
     candidates: int = Field(8, ge=1)
     """How many of a query's newest fitting samples to read from the buffer and choose k from."""
     distinct: bool = True
@@ -107,7 +113,7 @@ class ReplaySettings(Switchable):
     and gated against them."""
     failures: bool = True
     """Past failures join solve-all groups; false leaves those alone, and only solve-none ones get their successes.
-    With when=always: past failures join like past successes."""
+    With when=always or revisited: past failures join like past successes."""
 
     @model_validator(mode="after")
     def _past_samples_can_be_compared(self) -> ReplaySettings:
@@ -212,6 +218,15 @@ class RankingSettings(Switchable):
     such a batch moves the weights as far as one with right answers; false makes no update of it."""
     anneal_updates: int | None = Field(None, ge=1)
     """R_max falls in a line to 0 over so many optimiser updates: exploration is paid for early on; None: it stays."""
+    gate: bool = False
+    """Pay only while the order of cut answers is seen to tell which of them would have finished right: answers that
+    went on are cut in hindsight, at half the length limit. Before there are `auc_window` pairs nothing is paid."""
+    min_auc: float = Field(0.5, ge=0, lt=1)
+    """The gate opens where the AUC of the order, less twice its standard error, is above this; 0.5 is chance."""
+    auc_window: int = Field(256, ge=2)
+    """Over how many of the newest pairs of a right and a wrong answer the AUC is measured (whole steps)."""
+    limit: int | None = Field(None, ge=2)
+    """The length limit that the gate halves; None: rollout.max_tokens."""
 
 
 class ResampleSettings(Switchable):
@@ -340,6 +355,7 @@ class MethodSettings(Settings):
     reflection: ReflectionSettings = Field(default_factory=ReflectionSettings)
     ranking: RankingSettings = Field(default_factory=RankingSettings)
     resample: ResampleSettings = Field(default_factory=ResampleSettings)
+    revisit: RevisitSettings = Field(default_factory=RevisitSettings)
     objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
     mask_truncated: bool = False
     """Leave truncated samples out of the loss and of its denominators (DAPO's overlong filtering)."""
@@ -360,6 +376,15 @@ class MethodSettings(Settings):
             raise ValueError(
                 "advantage.scale=mean divides ranking rewards by their own small mean, which makes them larger than a "
                 "right answer's: set ranking=off or ranking.standardised=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _some_queries_are_revisited(self) -> MethodSettings:
+        if self.replay.enabled and self.replay.when == "revisited" and not self.revisit.enabled:
+            raise ValueError(
+                "replay.when=revisited replays for queries that revisit asks before their turn, and it is off: set "
+                "revisit=on or another replay.when"
             )
         return self
 

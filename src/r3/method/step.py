@@ -24,12 +24,14 @@ Departures from the paper, and choices it leaves open:
   as hard as right answers do elsewhere. `ranking.standardised` = false leaves such a group's advantages undivided.
 - Adam does the same to a batch of such groups alone, which is common where successes are rare. `ranking.alone` = false
   lets nothing be learnt from ranking rewards unless an outcome teaches beside them.
+- In a group that solved all, right answers differ by their length bonus alone, and Eq. 1 makes a few hundredths of a
+  reward as large as right and wrong are elsewhere; two past failures among eight right answers get −2 each.
+  `advantage.solve_all` = unscaled leaves such groups at the size of their rewards.
 - `mask_truncated` takes truncated samples out of the loss and out of its denominators, not out of the baseline.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +40,7 @@ from typing import get_args
 
 import numpy as np
 
-from r3.method.advantage import group_advantages, over_batch
+from r3.method.advantage import group_advantages, less_their_mean, over_batch
 from r3.method.filling import times_counted
 from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
 from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
@@ -119,7 +121,8 @@ def _mix(
     advantages: list[float] = []
     for part in parts:
         joined = bool(replay.samples) and part != slice(0, stay)
-        advantages += _advantages(rewards[part], samples[part], settings, ranked=ranked > 0, replayed=joined)
+        unscaled = _is_unscaled(group, samples[part], settings, ranked=ranked > 0)
+        advantages += _advantages(rewards[part], samples[part], settings, unscaled=unscaled, replayed=joined)
     drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
     origins: list[Origin] = [drawn] * stay + ["replayed"] * len(replay.samples)
     members = list(map(Member, samples, rewards, advantages, origins))
@@ -128,7 +131,7 @@ def _mix(
 
 
 def _advantages(
-    rewards: Sequence[float], samples: Sequence[Sample], settings: MethodSettings, *, ranked: bool, replayed: bool
+    rewards: Sequence[float], samples: Sequence[Sample], settings: MethodSettings, *, unscaled: bool, replayed: bool
 ) -> list[float]:
     """Eq. 3 or what the settings have in its place; a batch's standard deviation is divided by later."""
     options = settings.advantage
@@ -137,7 +140,7 @@ def _advantages(
     scale, cap = options.scale, options.cap
     if scale == "batch_std":  # what it is divided by, only the whole batch tells (`_over_batch`)
         scale, cap = "none", None
-    elif ranked and not outcomes_differ(samples) and not settings.ranking.standardised:
+    elif unscaled:
         scale = "none"
     return group_advantages(
         rewards,
@@ -147,6 +150,13 @@ def _advantages(
         baseline=options.baseline,
         cap=cap,
     )
+
+
+def _is_unscaled(group: Group, samples: Sequence[Sample], settings: MethodSettings, *, ranked: bool) -> bool:
+    """Whether the advantages of a group's samples are to stay at the size of their rewards."""
+    if group.solve_all:
+        return settings.advantage.solve_all == "unscaled"
+    return ranked and not outcomes_differ(samples) and not settings.ranking.standardised
 
 
 def _lens_rewards(rewards: Sequence[float], samples: Sequence[Sample]) -> list[float]:
@@ -195,7 +205,11 @@ def _capped(advantages: Sequence[float], cap: float | None) -> list[float]:
 def _over_batch(mixed: Sequence[MixedGroup], settings: MethodSettings) -> tuple[MixedGroup, ...]:
     """The groups with their centred rewards divided by the batch's standard deviation, where they are to be divided."""
     options = settings.advantage
-    divided = [i for i, m in enumerate(mixed) if settings.ranking.standardised or not m.by_ranking_alone]
+    divided = [
+        i
+        for i, m in enumerate(mixed)
+        if not _is_unscaled(m.group, [member.sample for member in m.compared], settings, ranked=m.ranked > 0)
+    ]
     alphas = [options.alpha if mixed[i].replayed else 1.0 for i in divided]
     centred = [[member.advantage for member in mixed[i].compared] for i in divided]
     scaled = dict(zip(divided, over_batch(centred, alphas, eps=options.eps, cap=options.cap), strict=True))
@@ -236,8 +250,7 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[tuple[S
     if len(paid) < 2 or min(paid) == max(paid):
         return group.samples, 0
     if ranking.centred:
-        mean = math.fsum(paid) / len(paid)
-        paid = [reward - mean for reward in paid]
+        paid = less_their_mean(paid)
     samples = list(group.samples)
     for i, reward in zip(compared, paid, strict=True):
         samples[i] = samples[i].with_reward_part("ranking", reward)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import queue
 import socket
+import threading
 import urllib.request
 from functools import lru_cache
 from pathlib import Path
@@ -13,15 +15,17 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants, try_to_load_from_cache
 
 from r3.errors import ConfigError
+from r3.policy.settings import ModelSettings
 
+PATIENCE = 2.0
+"""Seconds in which a hub has to answer."""
 _FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 
 
 def check_reachable(path: str, named: str, revision: str | None = None) -> None:
     """`ConfigError` unless the model is a folder, in the cache, or may be on a hub that answers.
 
-    `named` is what the setting says. Only a sure failure counts: a slow network or a proxy is left to the library's
-    own patience.
+    `named` is what the setting says. What lies behind a proxy is left to the library's own patience.
     """
     if os.path.exists(path) or _is_cached(path, revision):
         return
@@ -34,6 +38,12 @@ def check_reachable(path: str, named: str, revision: str | None = None) -> None:
         )
 
 
+def check_model(settings: ModelSettings) -> None:
+    """The same of a section of settings, before torch is imported for nothing."""
+    if settings.path != "embedded":
+        check_reachable(settings.path, settings.path, settings.revision)
+
+
 def _is_cached(path: str, revision: str | None) -> bool:
     try:
         return any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in _FILES)
@@ -43,19 +53,29 @@ def _is_cached(path: str, revision: str | None) -> bool:
 
 @lru_cache(maxsize=8)
 def _unreachable(endpoint: str) -> str | None:
-    """Why nothing can come from there, where that is certain."""
+    """Why nothing can come from there, where that is certain or as good as certain."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     if urllib.request.getproxies():
         return None
     parts = urlsplit(endpoint)
+    address = (parts.hostname or "", parts.port or 443)
+    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    # In a thread: looking up the name has no time limit of its own, and may take half a minute where nobody answers.
+    threading.Thread(target=_connect, args=[address, answers], daemon=True).start()
     try:
-        socket.create_connection((parts.hostname or "", parts.port or 443), timeout=5).close()
-    except TimeoutError:
-        return None
+        return answers.get(timeout=PATIENCE)
+    except queue.Empty:
+        return f"no answer in {PATIENCE:g} seconds; if the network is only slow, fetch the model first: hf download"
+
+
+def _connect(address: tuple[str, int], answers: queue.SimpleQueue[str | None]) -> None:
+    try:
+        socket.create_connection(address, timeout=PATIENCE).close()
     except OSError as error:
-        return str(error.strerror or error)
-    return None
+        answers.put(str(error.strerror or error))
+    else:
+        answers.put(None)
 
 
 def _meant(path: str) -> str:

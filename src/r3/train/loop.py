@@ -15,6 +15,7 @@ from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Group
 from r3.train.record import StepNotes
+from r3.train.revisits import Revisits
 from r3.train.sampler import Sampler
 from r3.train.step_metrics import ranking_metrics, step_metrics
 from r3.train.stream import QueryStream
@@ -28,6 +29,7 @@ class Trainer:
     ) -> None:
         self.config = config.settled()
         self.stream = stream
+        self.revisits = Revisits(stream, config.method.revisit, seed=config.run.seed)
         self.sampler = sampler
         self.algorithm = algorithm
         self.updater = updater
@@ -45,9 +47,10 @@ class Trainer:
         self.step += 1
         self._seconds = {}
         with self._timed("step"):
-            batch = self.stream.take(self.config.train.queries_per_step)
+            batch, revisited = self.revisits.take(self.config.train.queries_per_step, step=self.step)
             with self._timed("prompts"):
-                asked = self.algorithm.ask(batch, step=self.step)  # ISR: hard queries are asked to reflect, too
+                # ISR: hard queries are asked to reflect, too
+                asked = self.algorithm.ask(batch, step=self.step, revisited=revisited)
             with self._timed("rollout"):
                 groups = self.sample(asked.prompts)  # a group per prompt, verified as responses finish
                 groups += self.resample(groups)  # DAPO: other queries for groups without variance
@@ -55,13 +58,14 @@ class Trainer:
                 groups = self.with_entropies(groups)  # for SERR, where the engine gave none
             with self._timed("method"):
                 result = self.algorithm.learn(groups, version=self.version)  # SERR, CCR, Eq. 3, S ← S ∪ responses
+                revisits = self.revisits.learn(groups, step=self.step)
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
                 report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
             self.algorithm.first_replayed(result, report.start_logprobs)
             self.version += report.updates + report.skipped
             self.notes = self._notes(result, report)
-        return result, self._metrics(asked, result, report)
+        return result, {**self._metrics(asked, result, report), **revisits}
 
     def sample(self, prompts: Sequence[Prompt], rounds: int = 0) -> list[Group]:
         """A verified group for each prompt."""

@@ -20,6 +20,7 @@ def save(trainer: Trainer, folder: Path) -> None:
         "step": trainer.step,
         "version": trainer.version,
         "position": trainer.stream.position,
+        "revisits": trainer.revisits.state(),
         "bad_in_a_row": trainer.updater.bad_in_a_row,
         "optimiser": trainer.updater.optimiser_state(),
         "rng": torch.get_rng_state(),
@@ -33,6 +34,8 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
     state = load_state(trainer.updater.policy, trainer.updater.optimiser, checkpoint)
     trainer.step, trainer.version = state["step"], state["version"]
     trainer.stream.position = state["position"]
+    if "revisits" in state:  # earlier versions had none
+        trainer.revisits.load(state["revisits"])
     trainer.updater.bad_in_a_row = state["bad_in_a_row"]
     torch.set_rng_state(state["rng"])
     if state["cuda_rng"] and torch.cuda.is_available():

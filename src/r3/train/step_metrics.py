@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from r3.method.gate import pairs_of_groups
 from r3.method.mixed import StepResult
-from r3.method.ranking import late_pairs
 from r3.method.settings import RankingSettings
 from r3.policy.update import UpdateReport
 from r3.samples import Sample
@@ -104,16 +104,8 @@ def ranking_metrics(result: StepResult, limit: int, settings: RankingSettings) -
 
     A step has few such pairs: sum `ranking/pairs_in_order` and `ranking/pairs` over many before believing it.
     """
-    in_order, pairs = 0.0, 0
-    for group in (mixed.group for mixed in result.groups if mixed.group.context.kind == "plain"):
-        known = [(s.entropies, bool(s.outcome)) for s in group.samples if s.entropies is not None]
-        fell, of = late_pairs(
-            [entropies for entropies, _ in known],
-            [right for _, right in known],
-            limit=limit,
-            peak_fraction=settings.peak_fraction,
-        )
-        in_order, pairs = in_order + fell, pairs + of
+    groups = pairs_of_groups((m.group for m in result.groups), limit=limit, peak_fraction=settings.peak_fraction)
+    in_order, pairs = sum(ordered for ordered, _ in groups), sum(of for _, of in groups)
     auc = in_order / pairs if pairs else float("nan")
     return {"ranking/auc": auc, "ranking/pairs_in_order": in_order, "ranking/pairs": pairs}
 

@@ -6,7 +6,7 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -37,11 +37,17 @@ class QueryStream:
         """The epoch (from 1) of a position."""
         return position // len(self.queries) + 1
 
-    def take(self, count: int) -> list[tuple[Query, int]]:
-        """The next `count` queries (fewer at the end of the last epoch), each with its epoch."""
-        end = self.position + count if self.end is None else min(self.position + count, self.end)
-        taken = [self._at(position) for position in range(self.position, end)]
-        self.position = end
+    def take(self, count: int, left_out: Mapping[str, int] | None = None) -> list[tuple[Query, int]]:
+        """The next `count` queries (fewer at the end of the last epoch), each with its epoch.
+
+        Those `left_out` are passed over in epochs later than the one that stands beside their id; not all may be.
+        """
+        taken: list[tuple[Query, int]] = []
+        while len(taken) < count and not self.exhausted:
+            query, epoch = self._at(self.position)
+            self.position += 1
+            if left_out is None or left_out.get(query.id, epoch) >= epoch:
+                taken.append((query, epoch))
         return taken
 
     def _at(self, position: int) -> tuple[Query, int]:

@@ -56,6 +56,10 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, str
         if len(evaluated) > 1:
             rows.append((f"after step {evaluated[-1]['step']:.0f}", _accuracy(evaluated[-1])))
         tables["Held-out accuracy: right / problems, 95 % interval"] = rows
+        if names := sorted({key for line in evaluated for key in line if key.startswith("heldout/reward/")}):
+            means = [f"{_shown(evaluated[0], name)} → {_shown(evaluated[-1], name)}" for name in names]
+            labels = [name.removeprefix("heldout/reward/") for name in names]
+            tables["Held-out rewards by name: mean, before → after training"] = list(zip(labels, means, strict=True))
     if steps:
         tables["How often each mechanism acted"] = _mechanisms(steps)
         tables["Groups that teach nothing by themselves"] = [
@@ -82,6 +86,10 @@ def _mechanisms(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         ("ranking", f"{ranked:.0f} truncated answers ranked in {in_groups:.0f} groups"),
         ("groups that taught", f"{_total(steps, 'groups/teaching'):.0f} of {_total(steps, 'groups'):.0f}"),
     ]
+
+
+def _shown(line: Mapping[str, Any], key: str) -> str:
+    return f"{line.get(key, 0.0):.3f}"
 
 
 def _accuracy(line: Mapping[str, Any]) -> str:

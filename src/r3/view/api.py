@@ -13,6 +13,7 @@ from r3 import __version__
 from r3.view.answers import group_view, sample_view
 from r3.view.buffers import BufferPages
 from r3.view.errors import NotThere
+from r3.view.probes import ViewedProbe
 from r3.view.runs import ViewedRun
 
 Parameters = Mapping[str, str]
@@ -48,10 +49,10 @@ MOST_VISITS = 60
 
 
 class Api:
-    """The questions, over a list of runs."""
+    """The questions, over a list of runs and one of probes."""
 
-    def __init__(self, runs: Sequence[ViewedRun]) -> None:
-        self.runs = list(runs)
+    def __init__(self, runs: Sequence[ViewedRun], probes: Sequence[ViewedProbe] = ()) -> None:
+        self.runs, self.probes = list(runs), list(probes)
         self.asked = 0.0
         """When the last question came, by the monotonic clock."""
         self._buffers = [BufferPages(run) for run in self.runs]
@@ -68,6 +69,7 @@ class Api:
             "query": self.query,
             "buffer": self.buffer,
             "settings": self.settings,
+            "probe": self.probe,
         }
 
     def answer(self, name: str, parameters: Parameters) -> Any:
@@ -79,7 +81,11 @@ class Api:
         return self.questions[name](parameters)
 
     def about_runs(self, _: Parameters) -> Any:
-        return {"version": __version__, "runs": [run.about() for run in self.runs]}
+        return {
+            "version": __version__,
+            "runs": [run.about() for run in self.runs],
+            "probes": [probe.about() for probe in self.probes],
+        }
 
     def state(self, _: Parameters) -> Any:
         return {"runs": [run.state() for run in self.runs]}
@@ -140,6 +146,12 @@ class Api:
         from r3.view.resolved import settings_view  # pydantic is loaded for this page alone
 
         return settings_view(self._run(parameters))
+
+    def probe(self, parameters: Parameters) -> Any:
+        number = _whole(parameters, "probe", 0)
+        if number >= len(self.probes):
+            raise NotThere(f"there are {len(self.probes)} probes, numbered from 0; there is no probe {number}")
+        return self.probes[number].content()
 
     def _run(self, parameters: Parameters) -> ViewedRun:
         number = _whole(parameters, "run", 0)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from r3.errors import RunError
 from r3.view.api import Api
 from r3.view.errors import NotThere, ViewError
+from r3.view.probes import ViewedProbe
 from r3.view.runs import ViewedRun
 from r3.view.server import static_files
 
@@ -29,7 +30,7 @@ _STYLE_LINK = re.compile(r'<link rel="stylesheet" href="/static/([^"]+)">\n')
 _OTHER_LINK = re.compile(r"<(?:link|script)[^>]*(?:modulepreload|icon|src=)[^>]*>(?:</script>)?\n")
 
 
-def export(runs: Sequence[ViewedRun], target: Path, *, steps: int) -> str:
+def export(runs: Sequence[ViewedRun], target: Path, *, steps: int, probes: Sequence[ViewedProbe] = ()) -> str:
     """Write the report and say what is in it."""
     if steps < 0:
         raise ViewError(f"--steps {steps}: give 0 or more")
@@ -38,7 +39,7 @@ def export(runs: Sequence[ViewedRun], target: Path, *, steps: int) -> str:
     for run in runs:
         run.refresh()
         run.queries.refresh()
-    answers, complete = _answers(Api(runs), runs, steps)
+    answers, complete = _answers(Api(runs, probes), runs, steps)
     page = _page(answers)
     try:
         target.write_bytes(page)
@@ -47,7 +48,8 @@ def export(runs: Sequence[ViewedRun], target: Path, *, steps: int) -> str:
     groups = sum(address.startswith("group?") for address in answers)
     tables = sum(address.startswith("step?") for address in answers)
     left_out = "" if complete else f"; more did not fit into {MOST_BYTES // 10**6} MB: export fewer --steps"
-    return f"{target}: {len(page) / 1e6:.1f} MB, {len(runs)} run(s), {tables} steps, {groups} groups in full{left_out}"
+    seen = f"{len(runs)} run(s)" + (f", {len(probes)} probe(s)" if probes else "")
+    return f"{target}: {len(page) / 1e6:.1f} MB, {seen}, {tables} steps, {groups} groups in full{left_out}"
 
 
 class _Answers(dict[str, Any]):
@@ -78,6 +80,8 @@ def _answers(api: Api, runs: Sequence[ViewedRun], steps: int) -> tuple[dict[str,
     answers = _Answers(api)
     answers.keep("runs")
     answers.keep("state")
+    for number in range(len(api.probes)):
+        answers.keep("probe", probe=number)
     full: list[tuple[int, int, int]] = []
     for number, run in enumerate(runs):
         answers.keep("metrics", run=number)

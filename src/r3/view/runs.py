@@ -137,12 +137,12 @@ class ViewedRun:
 
 def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
     """The runs, under names that tell them apart; `ViewError` for a path where no run ever was."""
-    folders = [folder for path in paths for folder in _runs_in(Path(path))]
+    folders = [folder for path in paths for folder in runs_in(Path(path))]
     for folder in folders:
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "no such directory"
             raise ViewError(f"{folder}: {what}; give the run.dir of a run, e.g. runs/r3-arithmetic-0")
-        if not _holds_a_run(folder):
+        if not holds_a_run(folder):
             raise ViewError(
                 f"{folder}: not a run directory (it has no run.json), nor has it runs inside; give a run.dir"
             )
@@ -152,12 +152,12 @@ def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
     return [ViewedRun(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def runs_in(folder: Path) -> list[Path]:
     """The folder itself, or the runs in it and in its folders where it is none, by name."""
-    if not folder.is_dir() or _holds_a_run(folder):
+    if not folder.is_dir() or holds_a_run(folder):
         return [folder]
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    runs = [run for entry in inside for run in ([entry] if _holds_a_run(entry) else _runs_below(entry))]
+    runs = [run for entry in inside for run in ([entry] if holds_a_run(entry) else _runs_below(entry))]
     if len(runs) > MOST:
         raise ViewError(f"{folder}: holds {len(runs)} runs, and {MOST} can be looked at together; name some of them")
     return runs or [folder]
@@ -165,12 +165,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _runs_below(folder: Path) -> list[Path]:
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and _holds_a_run(entry))
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and holds_a_run(entry))
     except OSError:  # somebody else's
         return []
 
 
-def _holds_a_run(folder: Path) -> bool:
+def holds_a_run(folder: Path) -> bool:
+    """Whether anything of a run lies in the folder."""
     return any((folder / name).exists() for name in _TRACES)
 
 

@@ -9,15 +9,23 @@ from types import TracebackType
 from typing import Self
 
 from r3.view.api import Api
+from r3.view.probes import ViewedProbe
 from r3.view.runs import Indexer, ViewedRun
 from r3.view.server import open_server
 
 
 class Viewer:
-    """Serves runs until it is closed; `url` is what to open."""
+    """Serves runs, and probes beside them, until it is closed; `url` is what to open."""
 
-    def __init__(self, runs: Sequence[ViewedRun], *, host: str = "127.0.0.1", port: int | None = None) -> None:
-        api = Api(list(runs))
+    def __init__(
+        self,
+        runs: Sequence[ViewedRun],
+        probes: Sequence[ViewedProbe] = (),
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
+        api = Api(runs, probes)
         self._server = open_server(api, host, port)
         self.url = self._server.url
         self.private = self._server.token is None

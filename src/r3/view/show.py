@@ -51,7 +51,8 @@ def show_run(path: Path) -> str:
         *(f"{_bold('Note')}    {visible(problem)}" for problem in state["problems"]),
         "",
     ]
-    rows = [row for row in (_metric_row(run, label, key) for label, key in ROWS) if row is not None]
+    rewards = [(f"held-out {key[8:]}", key) for key in sorted(run.metrics.columns) if key.startswith("heldout/reward/")]
+    rows = [row for row in (_metric_row(run, label, key) for label, key in (*ROWS, *rewards)) if row is not None]
     if not rows:
         return "\n".join([*lines, "No steps yet: come back when the run has written its first."])
     lines += _table(("metric", "first", "course", "last"), rows, right=(1, 3))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from r3.algorithm import Prompt
 from r3.method.settings import MethodSettings
 from r3.samples import FloatArray, Group, IntArray, Sample
+
+AnyMethod = TypeVar("AnyMethod", bound=MethodSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +68,15 @@ def scale_of(settings: MethodSettings, rows: int, tokens: int) -> Callable[[floa
     if objective.normalise == "constant":
         return lambda weight, length: weight * rows * objective.constant
     return lambda weight, length: weight * rows * length
+
+
+def of_one_size(settings: AnyMethod, given: Mapping[str, Any]) -> AnyMethod:
+    """The settings for a host whose groups all have one size, where a query's two prompts cannot share its G answers.
+
+    Where only the preset says `reflection.budget=shared`, reflection costs a group more, as in the paper; where the
+    user asked for it (`given`), it stays, to be refused by name.
+    """
+    asked = given.get("reflection")
+    if settings.reflection.budget != "shared" or (isinstance(asked, Mapping) and "budget" in asked):
+        return settings
+    return settings.model_copy(update={"reflection": settings.reflection.model_copy(update={"budget": "extra"})})

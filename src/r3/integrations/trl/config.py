@@ -14,6 +14,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from r3.config import validate_as
 from r3.errors import ConfigError
+from r3.integrations.common.groups import of_one_size
 from r3.method.settings import MethodSettings
 
 # How each of TRL's losses weighs a token, in the words of r3's objective. `luspo` sums over a row: a constant of 1.
@@ -120,8 +121,12 @@ class R3Config(GRPOConfig):
             overrides["objective"] = {**_section(overrides, "objective"), **normalised}
         try:
             settings = validate_as(MethodSettings, {"name": self.r3_method, **overrides}, under="r3_overrides")
+            settings = of_one_size(settings, overrides)
         except ConfigError as error:
             raise ConfigError(str(error).replace("r3_overrides.name:", "r3_method:")) from error
+        if settings.ranking.limit is None:
+            ranking = settings.ranking.model_copy(update={"limit": self.max_completion_length})
+            settings = settings.model_copy(update={"ranking": ranking})
         if not self.mask_truncated_completions:
             return settings
         if settings.ranking.enabled:
@@ -159,7 +164,13 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             "not lay out: leave them out, or use r3 train",
         ),
         (
-            method.replay.enabled and (method.replay.when == "always" or method.replay.mode == "replace"),
+            method.revisit.enabled,
+            "r3_overrides: revisit (prompt-replay, exgrpo) chooses the queries of a step, and here TRL's sampler does: "
+            "leave it out, or use r3 train",
+        ),
+        (
+            method.replay.enabled
+            and (method.replay.when in ("always", "revisited") or method.replay.mode == "replace"),
             "r3_overrides: replay.when='always' and replay.mode='replace' are of r3 train alone: leave them out",
         ),
         (

@@ -14,6 +14,7 @@ from pydantic import Field
 from r3.buffer.settings import BufferSettings
 from r3.config import validate_as
 from r3.errors import ConfigError
+from r3.integrations.common.groups import of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 
@@ -81,7 +82,11 @@ def settings_of(config: DictConfig) -> VerlSettings:
     weighed: dict[str, Any] = {"normalise": normalise, "ratio": "sequence" if by_sequence else "token"}
     if normalise == "constant":
         weighed["constant_length"] = constant
-    return validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY)
+    settings = of_one_size(validate_as(VerlSettings, {**given, "objective": {**objective, **weighed}}, KEY), given)
+    if settings.ranking.limit is not None:
+        return settings
+    ranking = settings.ranking.model_copy(update={"limit": config.data.max_response_length})
+    return settings.model_copy(update={"ranking": ranking})
 
 
 def checked(config: DictConfig) -> VerlSettings:
@@ -112,7 +117,13 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "them out here",
         ),
         (
-            settings.replay.enabled and (settings.replay.when == "always" or settings.replay.mode == "replace"),
+            settings.revisit.enabled,
+            f"{KEY}.revisit (prompt-replay, exgrpo) chooses the queries of a step, and here verl's sampler does: leave "
+            "it out",
+        ),
+        (
+            settings.replay.enabled
+            and (settings.replay.when in ("always", "revisited") or settings.replay.mode == "replace"),
             f"{KEY}.replay.when=always and replay.mode=replace (repo, rlep, exgrpo) are of r3 train alone: leave them "
             "out here",
         ),

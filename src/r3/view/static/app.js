@@ -9,6 +9,7 @@ import { button, empty, fill, h, number } from "./dom.js";
 import { groupPage } from "./group.js";
 import { listen, showHelp } from "./keys.js";
 import { overviewPage, runColour, setFocus } from "./overview.js";
+import { probePage } from "./probe.js";
 import { queriesPage, queryPage } from "./queries.js";
 import { settingsPage } from "./settings.js";
 import { follow, load, refreshState, store } from "./series.js";
@@ -23,6 +24,7 @@ const PAGES = {
   query: queryPage,
   buffer: bufferPage,
   settings: settingsPage,
+  probe: probePage,
 };
 const TABS = [
   ["overview", "Overview"],
@@ -39,7 +41,8 @@ const shown = { page: null, visit: 0, run: 0, name: "overview" };
 function route() {
   const [run, name, ...parts] = location.hash.replace(/^#\//, "").split("/").filter(Boolean);
   const known = Number(run) < store.runs.length;
-  return { run: known ? Number(run) : 0, name: name in PAGES ? name : "overview", parts };
+  const page = name in PAGES ? name : "overview";
+  return { run: known ? Number(run) : 0, name: store.runs.length ? page : "probe", parts };
 }
 
 function go(to, instead = false) {
@@ -86,11 +89,11 @@ function drawBar() {
     h(
       "nav",
       { "aria-label": "pages" },
-      TABS.map(([page, title]) =>
+      tabs().map(([page, title]) =>
         h("a", { href: `#/${run}/${page}`, "aria-current": tab === page ? "page" : null }, title),
       ),
     ),
-    h(
+    store.runs.length > 0 && h(
       "span.status",
       { "data-status": exported ? "exported" : state.status, title: store.about[run] ? store.about[run].path : "" },
       h("i"),
@@ -111,6 +114,9 @@ function drawBar() {
     (state.problems || []).map((problem) => h("p", {}, problem)),
   );
 }
+
+// Of runs, and of probes, only where there are any.
+const tabs = () => [...(store.runs.length ? TABS : []), ...(store.probes.length ? [["probe", "Probe"]] : [])];
 
 function runPicker(run, tab) {
   if (store.about.length < 2)

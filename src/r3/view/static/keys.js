@@ -4,7 +4,7 @@ import { moveCursor, cursorStep, zoomTo } from "./charts.js";
 import { button, fill, h } from "./dom.js";
 
 export const KEYS = [
-  ["1 2 3 4 5", "overview, steps, queries, buffer, settings"],
+  ["1 … 6", "overview, steps, queries, buffer, settings, probe"],
   ["j k", "next, previous row or sample"],
   ["Enter", "open the row, or the step under the cursor"],
   ["[ ]", "previous, next step or group"],
@@ -38,6 +38,7 @@ function actions(context, event) {
     3: () => go(`${context.run()}/queries`),
     4: () => go(`${context.run()}/buffer`),
     5: () => go(`${context.run()}/settings`),
+    6: () => go(`${context.run()}/probe`),
     j: () => (page.moveRow ? page.moveRow(1) : moveRow(1)),
     k: () => (page.moveRow ? page.moveRow(-1) : moveRow(-1)),
     "[": () => page.move && page.move(-1),

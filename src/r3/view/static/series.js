@@ -3,11 +3,12 @@
 import { ask } from "./api.js";
 
 // Per run: { generation, steps, columns }. Charts read it, `follow` extends it.
-export const store = { runs: [], about: [], state: [], version: "" };
+export const store = { runs: [], about: [], state: [], probes: [], version: "" };
 
 export async function load() {
-  const { runs, version } = await ask("runs");
+  const { runs, probes, version } = await ask("runs");
   store.about = runs;
+  store.probes = probes;
   store.version = version;
   store.runs = runs.map(() => ({ generation: 0, steps: [], columns: {} }));
   await Promise.all([refreshState(), ...runs.map((_, run) => follow(run))]);

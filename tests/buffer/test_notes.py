@@ -1,4 +1,4 @@
-"""`r3.buffer.replays`: how often answers joined and their first log-probs, rewound, exported and salvaged with all."""
+"""`r3.buffer.notes`: how often answers joined, first log-probs, late pairs; rewound, exported and salvaged with all."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ def test_they_go_wherever_the_buffer_goes(tmp_path: Path, way: str) -> None:
         for step in (1, 2):
             buffer.note_joined(step, [answer("a", 0)])
         buffer.keep_logprobs(2, [(answer("a", 0), np.float32([-0.3, -0.7]))])
+        buffer.note_late_pairs(1, [(1.5, 2), (0.0, 1)])
+        buffer.note_late_pairs(2, [(4.0, 4)])
         before = plain(buffer.joins(["a", "b"]))
         if way == "salvage":
             salvage(buffer.path, tmp_path / "other.sqlite")
@@ -77,6 +79,10 @@ def test_they_go_wherever_the_buffer_goes(tmp_path: Path, way: str) -> None:
         if way.startswith("a."):
             other.import_(tmp_path / way)
         assert plain(other.joins(["a", "b"])) == before
+        assert other.late_pairs(4) == [(4.0, 4)]
+        assert other.late_pairs(5) == [(4.0, 4), (1.5, 2), (0.0, 1)]  # whole steps, the newest first
+        other.forget_after(1)
+        assert other.late_pairs(5) == [(1.5, 2), (0.0, 1)]
         assert before[("a", answer("a", 0).fingerprint)][0] == 2
 
 
@@ -86,6 +92,7 @@ def test_a_file_of_an_earlier_version_learns_to_count(tmp_path: Path) -> None:
         buffer.add([answer("a", 0, 1)])
     with closing(sqlite3.connect(path)) as db:
         db.execute("DROP TABLE joined")
+        db.execute("DROP TABLE late_pairs")
         db.commit()
     with SampleBuffer.open_reader(path) as reader:
         assert reader.export(tmp_path / "a.jsonl") == 1
