@@ -18,7 +18,7 @@ import json
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,19 @@ def read(db: sqlite3.Connection, path: str, sample_id: int) -> Stored | None:
     """The sample under `sample_id`, evicted or not; None if there is none."""
     row = db.execute(_SELECT + "WHERE s.id = ?", (sample_id,)).fetchone()
     return None if row is None else _stored(path, row)
+
+
+def newest_ids(where: Sequence[str], limit: int, *, distinct: bool) -> str:
+    """The statement for the ids of a query's living samples under more conditions, newest first, -1 for all of them.
+
+    With `distinct`, of equal responses only the newest.
+    """
+    column, group = ("MAX(id)", "GROUP BY fingerprint") if distinct else ("id", "")
+    conditions = " AND ".join(["query = ?", "evicted_at IS NULL", *where])
+    return (
+        f"SELECT {column} AS newest FROM samples INDEXED BY alive_by_query WHERE {conditions} {group} "
+        f"ORDER BY newest DESC LIMIT {limit}"
+    )
 
 
 def read_newest(db: sqlite3.Connection, path: str, ids: str, values: Iterable[Any]) -> list[Stored]:

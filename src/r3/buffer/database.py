@@ -238,6 +238,20 @@ def files_of(path: str) -> dict[str, tuple[int, int]]:
     return files
 
 
+def query_key(db: sqlite3.Connection, query_id: str) -> int:
+    """The integer of a query; SQLite gives a new one the next after the greatest, so that they stay dense."""
+    row = db.execute("SELECT key FROM queries WHERE uid = ?", (query_id,)).fetchone()
+    if row is None:
+        db.execute("INSERT INTO queries (uid) VALUES (?)", (query_id,))
+        return query_key(db, query_id)
+    return int(row[0])
+
+
+def bytes_on_disk(path: str) -> int:
+    """The size of the buffer and its log; 0 in memory."""
+    return sum(os.path.getsize(name) for name in files_of(path))
+
+
 def sync_directory(path: str) -> None:
     """Make a rename in the directory of `path` survive a power cut."""
     fd = os.open(Path(path).resolve().parent, os.O_RDONLY)

@@ -103,7 +103,7 @@ class SampleBuffer:
                 if sample.id is not None:
                     raise ValueError(f"it already has id {sample.id}, add only new samples and not replayed ones")
                 if sample.query_id not in keys:
-                    keys[sample.query_id] = _query_key(db, sample.query_id)
+                    keys[sample.query_id] = database.query_key(db, sample.query_id)
                 checksums.append((sample_id, codec.insert(db, sample, sample_id, keys[sample.query_id])))
             except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
                 raise SampleBufferError(
@@ -195,23 +195,15 @@ class SampleBuffer:
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
-        where, values = ["query = ?", "evicted_at IS NULL"], []
-        if outcome is not None:
-            where.append("outcome = ?")
-            values.append(int(outcome))
-        if context is not None:
-            where.append("reflection = ?")
-            values.append(_reflection(context))
-        if since_version is not None:
-            where.append("policy_version >= ?")
-            values.append(int(since_version))
-        if joined_below is not None:
-            where.append(f"fingerprint NOT IN ({notes.USED_UP})")
-        column, group = ("MAX(id)", "GROUP BY fingerprint") if distinct else ("id", "")
-        select = (
-            f"SELECT {column} AS newest FROM samples INDEXED BY alive_by_query WHERE {' AND '.join(where)} {group} "
-            f"ORDER BY newest DESC LIMIT {-1 if limit is None else int(limit)}"
-        )
+        conditions = {
+            "outcome = ?": None if outcome is None else int(outcome),
+            "reflection = ?": None if context is None else _reflection(context),
+            "policy_version >= ?": None if since_version is None else int(since_version),
+        }
+        values = [value for value in conditions.values() if value is not None]
+        where = [condition for condition, value in conditions.items() if value is not None]
+        where += [] if joined_below is None else [f"fingerprint NOT IN ({notes.USED_UP})"]
+        select = codec.newest_ids(where, -1 if limit is None else int(limit), distinct=distinct)
         histories: dict[str, list[Sample]] = {query_id: [] for query_id in _several(query_ids)}
         with self._reading("reading histories") as db:
             for query_id, key in self._known(db, histories):
@@ -302,13 +294,7 @@ class SampleBuffer:
     def stats(self) -> Stats:
         """Counts of what is stored, from the running totals: as fast at a million samples as at ten."""
         with self._reading("reading statistics") as db:
-            return counts.stats(db, self._bytes_on_disk())
-
-    def _bytes_on_disk(self) -> int:
-        if self.path == database.MEMORY:
-            return 0
-        log = self.path + "-wal"
-        return os.path.getsize(self.path) + (os.path.getsize(log) if os.path.exists(log) else 0)
+            return counts.stats(db, database.bytes_on_disk(self.path))
 
     def _known(self, db: sqlite3.Connection, query_ids: Iterable[str]) -> Iterator[tuple[str, int]]:
         for query_id in query_ids:
@@ -401,15 +387,6 @@ class SampleBuffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _query_key(db: sqlite3.Connection, query_id: str) -> int:
-    """The integer of a query; SQLite gives a new one the next after the greatest, so that they stay dense."""
-    row = db.execute("SELECT key FROM queries WHERE uid = ?", (query_id,)).fetchone()
-    if row is None:
-        db.execute("INSERT INTO queries (uid) VALUES (?)", (query_id,))
-        return _query_key(db, query_id)
-    return int(row[0])
 
 
 def _several(query_ids: Iterable[str]) -> Iterable[str]:
