@@ -1,6 +1,6 @@
 """Make the pictures of docs/view.md: `python docs/figures/screenshots.py RUN_DIR [RUN_DIR …] PROBE_DIR`.
 
-The first run and the probe give every page, all runs the comparison. It starts `r3 view` on the runs, opens each page in
+The first run and the probe give every page, all runs the comparison. It starts `r3 view`, opens each page in
 Debian's Chromium (or the one that CHROMIUM names) and writes view-*.png beside this script.
 """
 
