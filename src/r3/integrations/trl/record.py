@@ -25,7 +25,7 @@ def described(args: R3Config, method: MethodSettings, model: Any, *, total_steps
         "model": {"path": str(getattr(model.config, "_name_or_path", ""))},
         "method": method.model_dump(mode="json"),
         "rollout": {"group_size": args.num_generations, "max_tokens": limit, "temperature": args.temperature},
-        "trl": args.to_dict(),
+        "trl": args.to_dict(),  # type: ignore[no-untyped-call]
     }
     return Described(
         method=method,
