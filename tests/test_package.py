@@ -45,7 +45,10 @@ ALLOWED = {
         *("config", "errors", "samples", "method", "buffer", "algorithm"),
         *("rollout", "tasks", "evaluate", "run", "train"),
     },
-    "integrations": {"config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"},
+    "integrations": {
+        *("config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"),
+        *("policy", "run", "train"),  # to write down what another trainer did as r3's own loop does
+    },
     "embedded": {"config", "models", "rollout", "tasks"},
 }
 ENDS = {"api", "commands", "cli", "__init__", "__main__"}

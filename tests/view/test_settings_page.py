@@ -62,7 +62,7 @@ def test_the_page_marks_what_differs_from_the_defaults(finished: Path, serve: Se
     page.keyboard.press("/")
     page.keyboard.type("LEARNING_RATE")
     page.wait_for_function("() => document.querySelectorAll('tr[data-key]').length === 1")
-    assert "train --quiet" in page.locator(".start").inner_text()
+    assert "\nr3 train --quiet" in page.locator(".start").inner_text()
 
 
 def test_a_preset_that_is_named_is_the_default_of_what_it_sets(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel
@@ -36,7 +37,7 @@ def settings_view(run: ViewedRun) -> dict[str, Any]:
     return {
         "sections": sections,
         "problems": problems,
-        "command": shlex.join(map(str, _list(info.get("command")))),
+        "command": _command([str(word) for word in _list(info.get("command"))]),
         "created": str(info.get("created") or ""),
         "versions": info.get("versions") or {},
         "resumed_from": [resume.get("step") for resume in _list(info.get("resumes")) if isinstance(resume, dict)],
@@ -94,6 +95,12 @@ def _rows(values: Tree, section: BaseModel | None, defaults: Any, prefix: str) -
         elif field is not None:  # it has none: a recipe must set it
             row |= {"changed": True}
         yield row | ({} if field is None else {"help": " ".join((field.description or "").split())})
+
+
+def _command(words: list[str]) -> str:
+    """As it was typed, without the folder that r3 is installed in."""
+    program = [PurePath(word).name for word in words[:1]]
+    return shlex.join([*("r3" if name == "__main__.py" else name for name in program), *words[1:]])
 
 
 def _list(value: Any) -> list[Any]:

@@ -20,6 +20,8 @@ from r3.integrations.common.buffer_copies import FILE
 from r3.method.mixed import StepResult
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
+from r3.view.api import Api
+from r3.view.runs import open_runs
 from tests.integrations import contract
 from tests.integrations.verl import running
 
@@ -103,6 +105,25 @@ def test_all_three_mechanisms_fire_and_are_logged(whole: Path) -> None:
     for number, result in running.steps(whole).items():
         assert {s.step for mixed in result.groups for s in mixed.group.samples} == {number}
         assert logged[number]["r3_method/groups"] == len(result.groups)
+
+
+def test_the_run_opens_in_the_viewer(whole: Path) -> None:
+    """Its record agrees with what verl logged, and every page has an answer."""
+    run = open_runs([whole / "checkpoints"])[0]
+    api = Api([run])
+    columns = api.answer("metrics", {})["columns"]
+    logged = metrics(whole)
+    assert run.metrics.steps == list(logged)
+    for name in ("groups/plain", "replay/samples", "ranking/samples", "reflection/built"):
+        assert columns[name] == [step[f"r3_method/{name}"] for step in logged.values()], name
+    assert run.state()["status"] == "finished"
+    for number, result in running.steps(whole).items():
+        groups = api.answer("step", {"step": str(number)})["groups"]
+        assert [group["query"] for group in groups] == [mixed.group.query.id for mixed in result.groups]
+        assert api.answer("group", {"step": str(number), "group": "0"})["samples"]
+    assert api.answer("buffer", {})["stats"]["samples"] > 0
+    keys = {row["key"] for section in api.answer("settings", {})["sections"] for row in section["settings"]}
+    assert {"method.name", "verl.data.train_batch_size"} <= keys
 
 
 def test_past_samples_stay_out_of_verls_statistics_of_answers(whole: Path) -> None:

@@ -80,6 +80,12 @@ class R3Config(GRPOConfig):
     )
     r3_buffer_per_query: int | None = field(default=64, metadata={"help": "Most living samples of one query."})
     r3_buffer_total: int | None = field(default=1_000_000, metadata={"help": "Most living samples in all."})
+    r3_rollouts_every: int = field(
+        default=1, metadata={"help": "Save rollouts for r3 view every so many steps, in <output_dir>/r3_run; 0: never."}
+    )
+    r3_rollouts_groups: int = field(
+        default=8, metadata={"help": "Groups per step whose answers are kept whole; of all others a summary is."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]

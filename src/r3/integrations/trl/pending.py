@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -30,5 +30,7 @@ class Step:
     queries: int
     """How many the batch holds, reflection prompts apart."""
     prompts: Sequence[Prompt]
+    counts: Mapping[str, int]
+    """How many reflection prompts there were, and why not more."""
     answers: list[Answer] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)

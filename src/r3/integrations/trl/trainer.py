@@ -40,11 +40,13 @@ from r3.integrations.common.buffer_copies import FILE, open_buffer, save_buffer
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of
+from r3.integrations.common.recorder import RunRecorder
 from r3.integrations.trl import padding
 from r3.integrations.trl.config import R3Config, changes_training
 from r3.integrations.trl.dataset import OutcomeWatch, check_rows, outcome_index, query_of
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
 from r3.integrations.trl.pending import Seen, Step
+from r3.integrations.trl.record import described, told_of
 from r3.integrations.trl.resampling import FurtherRows, by_rank, saved_position
 from r3.method.mixed import StepResult
 from r3.samples import Query
@@ -73,6 +75,8 @@ class R3Trainer(GRPOTrainer):
         self._group_size = int(args.num_generations or 0)
         self._microbatches = int(args.steps_per_generation or 0)
         self._r3_algorithm: Algorithm | None = None
+        self._r3_recorder: RunRecorder | None = None
+        """Writes what r3 view reads; on the main process, as the algorithm."""
         self._r3_under_way: Step | None = None
         self._r3_further: FurtherRows | None = None
         self._r3_seen: Seen | None = None
@@ -86,7 +90,7 @@ class R3Trainer(GRPOTrainer):
                 raise ValueError("resampling asks further rows of the data by number: give a dataset, not a stream")
             rows: Any = self.train_dataset
             self._r3_further = FurtherRows(rows, seed=args.seed, shuffle=bool(self.shuffle_dataset))
-        self.add_callback(_CloseBuffer(self))
+        self.add_callback(_Callbacks(self))
 
     # ------------------------------------------------------------- overrides
 
@@ -140,6 +144,7 @@ class R3Trainer(GRPOTrainer):
             save_buffer(self._r3_algorithm.buffer, folder)  # before the rest: no checkpoint looks whole without it
             if self._r3_further is not None:
                 self._r3_further.save(folder)
+            self._recorder.flush()
         super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -187,8 +192,9 @@ class R3Trainer(GRPOTrainer):
     def _ask(self, batch: list[tuple[Query, int]]) -> list[tuple[int, Any]]:
         """Reflection prompts in TRL's form, each with its query's position; as many as the ranks can share."""
         asked = self._algorithm.ask(batch, step=self.state.global_step + 1)
+        self._recorder.begin(self.state.global_step + 1)
         asked = asked.limited(self.args.r3_max_reflections, multiple_of=self._whole)
-        self._r3_under_way = Step(len(batch), asked.prompts)
+        self._r3_under_way = Step(len(batch), asked.prompts, asked.counts)
         for name in ("built", "early", "not_hard", "never_tried", "given_up", "no_failure", "too_long", "no_room"):
             self._metrics["train"][f"r3/reflection/{name}"].append(asked.counts.get(name, 0))
         return [(prompt.position, turns_of(prompt.text)) for prompt in asked.reflections]
@@ -271,6 +277,7 @@ class R3Trainer(GRPOTrainer):
             [answer.right for answer in step.answers],
         )
         self.r3_step = self._algorithm.learn(step.groups, version=self.state.global_step)
+        self._recorder.took(self.r3_step, step.counts, epoch=self._epoch())
         return plan_rows(self.r3_step, self.r3_settings)
 
     def _trained_rows(self, batch: padding.Batch, plan: Plan, order: Sequence[int]) -> padding.Batch:
@@ -376,9 +383,25 @@ class R3Trainer(GRPOTrainer):
         limits = {"per_query": self.args.r3_buffer_per_query, "total": self.args.r3_buffer_total}
         buffer = open_buffer(path, checkpoint, **limits)
         self._r3_algorithm = Algorithm(self.r3_settings, buffer, self._tokenizer, seed=self.args.seed)
+        run = described(self.args, self.r3_settings, self.model, total_steps=self.state.max_steps)
+        after = None if checkpoint is None else self.state.global_step
+        self._r3_recorder = RunRecorder(str(self.args.output_dir), run, self._tokenizer, buffer, after=after)
+
+    @property
+    def _recorder(self) -> RunRecorder:
+        assert self._r3_recorder is not None, "it is opened with the buffer"
+        return self._r3_recorder
+
+    def tell(self, logs: dict[str, Any]) -> None:
+        """What TRL logged of the step that just ended, for the run's record."""
+        if self._r3_recorder is not None:
+            self._r3_recorder.add(self.state.global_step, told_of(logs))
 
     def close_buffer(self) -> None:
-        """Let go of the buffer's file; `train` does it at its end."""
+        """Let go of the buffer's file and the run's record; `train` does it at its end."""
+        if self._r3_recorder is not None:
+            self._r3_recorder.close()
+            self._r3_recorder = None
         if self._r3_algorithm is not None:
             self._r3_algorithm.buffer.close()
             self._r3_algorithm = None
@@ -411,11 +434,14 @@ class R3Trainer(GRPOTrainer):
             self._metrics["train"][f"r3/{name}"].append(value)
 
 
-class _CloseBuffer(TrainerCallback):
-    """Gives the buffer's file back when training ends, so that another run may open it."""
+class _Callbacks(TrainerCallback):
+    """Gives the buffer's file back when training ends, so that another run may open it; passes on what TRL logs."""
 
     def __init__(self, trainer: R3Trainer) -> None:
         self.trainer = trainer
+
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        self.trainer.tell(logs or {})
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.trainer.close_buffer()

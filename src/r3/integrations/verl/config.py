@@ -49,6 +49,10 @@ class VerlSettings(MethodSettings):
     """Most reflection prompts that join one batch; None for no limit."""
     right_above: float = 0.5
     """With reward.custom_reward_function: an answer is right if its score is above this."""
+    rollouts_every: int = Field(1, ge=0)
+    """Save rollouts for r3 view every so many steps, in <trainer.default_local_dir>/r3_run; 0: never."""
+    rollouts_groups: int = Field(8, ge=0)
+    """Groups per step whose answers are kept whole; of all others a summary is."""
     seed: int = 0
     """Draws the failures that reflection prompts show, and replayed samples where replay.order is random."""
 

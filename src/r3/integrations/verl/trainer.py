@@ -40,9 +40,11 @@ from r3.integrations.common.buffer_copies import FILE, open_buffer, prune_copies
 from r3.integrations.common.groups import Answer, scale_of, to_groups
 from r3.integrations.common.importance import importance, importance_metrics, importance_sums
 from r3.integrations.common.prompts import turns_of
+from r3.integrations.common.recorder import RunRecorder
 from r3.integrations.verl import ESTIMATOR, KEY, TRAINER, transfer
 from r3.integrations.verl.config import checked
 from r3.integrations.verl.dataset import Templated, check_ids, query_of
+from r3.integrations.verl.record import described, told_of
 from r3.method.mixed import StepResult
 from r3.method.step import training_prompts
 from r3.samples import Group
@@ -92,12 +94,17 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
         self._r3: _Batch | None = None
         self._r3_metrics: dict[str, float] = {}
         self._r3_algorithm: Algorithm | None = None
+        self._r3_recorder: RunRecorder | None = None
+        """Writes what r3 view reads."""
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
             super().fit(agent_loop_manager)
         finally:
-            self._algorithm.buffer.close()
+            try:
+                self._recorder.close()
+            finally:
+                self._algorithm.buffer.close()
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -107,10 +114,11 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         batch = super()._next_train_batch(num_prompts)
-        settings, epoch = self.r3_settings, (self.global_steps - 1) // self.steps_per_epoch + 1
+        settings, epoch = self.r3_settings, self._epoch
         keys = zip(batch["raw_prompt"], batch["index"], strict=True)
         queries = [(query_of(prompt, index, settings.query_key), epoch) for prompt, index in keys]
         asked = self._algorithm.ask(queries, step=self.global_steps).limited(settings.max_reflections)
+        self._recorder.begin(self.global_steps)
         counts = {f"reflection/{name}": float(n) for name, n in asked.counts.items()}
         uids = [str(uuid.uuid4()) for _ in asked.reflections]
         self._r3 = _Batch(dict(zip([*batch["uid"], *uids], asked.prompts, strict=True)), counts)
@@ -190,6 +198,7 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
                 drawn = answer.logprobs if "rollout_log_probs" in data else old[key].float().numpy()
                 answers[key] = replace(answer, logprobs=drawn, entropies=entropies[key].float().numpy())
         self.r3_step = self._algorithm.learn(self._groups(), version=self._version)
+        self._recorder.took(self.r3_step, {}, **here.counts, epoch=self._epoch)
         self._r3_metrics = {**self.r3_step.counts, **here.counts, "rows": float(len(batch))}
         if here.joined and "rollout_log_probs" in data:
             # verl's own correction is for this step's rollouts: 1 for others
@@ -230,6 +239,8 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *more: Any, **named: Any) -> None:
         super()._compute_metrics(batch, metrics, *more, **named)
         metrics.update({f"{KEY}/{name}": value for name, value in self._r3_metrics.items()})
+        self._recorder.add(self.global_steps, told_of(metrics))
+        self._recorder.flush()
 
     # ------------------------------------------------------------- the method, the buffer, checkpoints
 
@@ -241,6 +252,15 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
     def _at_hand(self) -> _Batch:
         assert self._r3 is not None, "no batch was asked for yet"
         return self._r3
+
+    @property
+    def _epoch(self) -> int:
+        return int((self.global_steps - 1) // self.steps_per_epoch + 1)
+
+    @property
+    def _recorder(self) -> RunRecorder:
+        assert self._r3_recorder is not None, "it is opened with the buffer"
+        return self._r3_recorder
 
     @property
     def _version(self) -> int:
@@ -269,3 +289,6 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
         buffer = open_buffer(path, checkpoint, per_query=limits.per_query, total=limits.total)
         tokenizer = Templated(self.tokenizer, self.config.data.get("apply_chat_template_kwargs") or {})
         self._r3_algorithm = Algorithm(self.r3_settings, buffer, tokenizer, seed=self.r3_settings.seed)
+        run = described(self.config, self.r3_settings, total_steps=self.total_training_steps)
+        after = None if checkpoint is None else self.global_steps
+        self._r3_recorder = RunRecorder(trainer.default_local_dir, run, self.tokenizer, buffer, after=after)
