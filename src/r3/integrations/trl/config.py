@@ -161,6 +161,11 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             "not lay out: leave them out, or use r3 train",
         ),
         (
+            method.distill.enabled,
+            "r3_overrides: distill (sdpo) scores answers under a teacher's prompt, and TRL's step has no place for "
+            "that: leave it out, or use r3 train or trl.experimental.sdpo",
+        ),
+        (
             method.revisit.enabled,
             "r3_overrides: revisit (prompt-replay, exgrpo) chooses the queries of a step, and here TRL's sampler does: "
             "leave it out, or use r3 train",

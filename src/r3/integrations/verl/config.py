@@ -113,6 +113,10 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "them out here",
         ),
         (
+            settings.distill.enabled,
+            f"{KEY}.distill (sdpo) scores answers under a teacher's prompt, which is of r3 train alone: leave it out",
+        ),
+        (
             settings.revisit.enabled,
             f"{KEY}.revisit (prompt-replay, exgrpo) chooses the queries of a step, and here verl's sampler does: leave "
             "it out",
