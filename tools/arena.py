@@ -33,6 +33,8 @@ ABLATIONS = ("r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 """Of R³; they have comparisons of their own."""
 NEED_DATA = ("luffy", "sage")
 """Demonstrations or hints, which these beds do not have."""
+CHANGED = {"exgrpo-at-once": "exgrpo,method.revisit.start_at=null"}
+"""Variants beside the presets: where few answers are right ExGRPO as published would never start."""
 SHARED = ("train.updates_per_batch=2",)
 """Two updates per batch: with one, no ratio ever leaves 1, and methods that differ in their clip alone are one."""
 STAGES = ("tune", "final", "page")
@@ -106,7 +108,7 @@ class Stopped(Exception):
 
 def contestants() -> list[str]:
     """All presets that need no data beyond the beds', the baseline first."""
-    return [name for name in METHODS if name not in (*ABLATIONS, *NEED_DATA)]
+    return [*(name for name in METHODS if name not in (*ABLATIONS, *NEED_DATA)), *CHANGED]
 
 
 def teach(bed: Bed) -> None:
@@ -122,7 +124,7 @@ def teach(bed: Bed) -> None:
 
 def tuning_plan(bed: Bed, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
     """Every method at every rate, with the smaller budget."""
-    tried = [f"{_at(name, rate)}={name},{RATE}={rate:g}" for name in methods for rate in bed.rates]
+    tried = [f"{_at(name, rate)}={CHANGED.get(name, name)},{RATE}={rate:g}" for name in methods for rate in bed.rates]
     return make_plan(
         bed.recipe, bed.overrides, methods=(), variants=tried, seeds=seeds, tokens=bed.tuning_tokens, evaluations=1,
         baseline=None,
@@ -166,7 +168,7 @@ def final_plan(bed: Bed, chosen: dict[str, str], seeds: Sequence[int]) -> Plan:
     """Each method at its own rate."""
     return make_plan(
         bed.recipe, bed.overrides, methods=(),
-        variants=[f"{name}={name},{RATE}={rate}" for name, rate in chosen.items()],
+        variants=[f"{name}={CHANGED.get(name, name)},{RATE}={rate}" for name, rate in chosen.items()],
         seeds=seeds, tokens=bed.tokens, evaluations=bed.evaluations, baseline=BASELINE,
     )  # fmt: skip
 
@@ -254,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _known(text, known, option)
             for text, known, option in (
                 (chosen.beds, BEDS, "--beds"),
-                (chosen.methods, METHODS, "--methods"),
+                (chosen.methods, (*METHODS, *CHANGED), "--methods"),
                 (chosen.stages, STAGES, "--stages"),
             )
         )

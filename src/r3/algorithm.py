@@ -21,7 +21,9 @@ import numpy as np
 
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
+from r3.method.distill import Teacher
 from r3.method.gate import RankingGate
+from r3.method.lessons import Lesson, lessons_of
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import (
     Tokenizer,
@@ -239,13 +241,27 @@ class Algorithm:
 
     # ---------------------------------------------------------------- learn
 
-    def learn(self, groups: Sequence[Group], *, version: int) -> StepResult:
+    def lessons(self, groups: Sequence[Group]) -> list[Lesson]:
+        """What self-distillation's teacher is to score before `learn`: fresh plain answers, each under its prompt."""
+        settings = self.settings.distill
+        if not settings.enabled:
+            return []
+        plain = [(number, group) for number, group in enumerate(groups) if group.context.kind == "plain"]
+        bare = [group.query.id for _, group in plain if sum(group.outcomes) < 2] if settings.history else []
+        past = self.buffer.history(bare, outcome=True, limit=1, context="plain") if bare else {}
+        return [
+            lesson
+            for number, group in plain
+            for lesson in lessons_of(number, group, past.get(group.query.id, ()), self.tokenizer, settings)
+        ]
+
+    def learn(self, groups: Sequence[Group], *, version: int, teacher: Teacher | None = None) -> StepResult:
         """What to train on: ranking (SERR), replay (CCR) and Eq. 3 over the groups, whose samples then join S.
 
         `version` counts the optimiser updates behind the policy that answered. Every fresh sample of the result has
-        the id under which the buffer now holds it.
+        the id under which the buffer now holds it. `teacher` has what it said of the `lessons`.
         """
-        result = self._mixed(groups, self._unranked() if self.gate.paused() else self.settings, version)
+        result = self._mixed(groups, self._unranked() if self.gate.paused() else self.settings, version, teacher)
         result = replace(result, counts={**result.counts, **self.gate.counts()})
         stored = result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
         if self._follows_replays and groups:
@@ -289,12 +305,22 @@ class Algorithm:
             needed += [(number, i) for i in sorted(members) if group.samples[i].entropies is None]
         return needed
 
-    def _mixed(self, groups: Sequence[Group], settings: MethodSettings, version: int) -> StepResult:
+    def _mixed(
+        self, groups: Sequence[Group], settings: MethodSettings, version: int, teacher: Teacher | None = None
+    ) -> StepResult:
         if settings.advantage.scale == "mean":
             _refuse_negative(groups)
         joins = self.buffer.joins({group.query.id for group in groups}) if self._follows_replays else {}
         history = self._history(groups, version, joins)
-        return step(groups, settings, history=history, joins=joins, policy_version=version, seed=self.seed)
+        return step(
+            groups,
+            settings,
+            history=history,
+            joins=joins,
+            teacher=teacher,
+            policy_version=version,
+            seed=self.seed,
+        )
 
     def _history(self, groups: Sequence[Group], version: int, joins: Joined) -> dict[str, list[Sample]]:
         """Past samples of the outcomes that each group lacks (or of all), as far as the age cap reaches."""

@@ -147,6 +147,20 @@ def test_values_with_commas_stay_whole() -> None:
     assert made.overrides == ("method=r3", "method.reflection.guidance=try, again", "method.replay.k=4")
 
 
+def test_settings_that_an_older_version_did_not_have_change_nothing_while_they_are_off(tmp_path: Path) -> None:
+    save_plan(plan(methods=["grpo", "exgrpo"]), tmp_path)
+    path = tmp_path / "raw" / "plan.json"
+    older = json.loads(path.read_text())
+    for variant in older["variants"].values():
+        del variant["method"]["revisit"], variant["method"]["resample"]["fill"]
+    del older["common"]["train"]["max_bad_updates"]
+    path.write_text(json.dumps(older))
+    assert save_plan(plan(methods=["grpo"]), tmp_path)
+    path.write_text(json.dumps(older))
+    with pytest.raises(ConfigError, match=r"exgrpo: method\.revisit None →"):  # which has it on
+        save_plan(plan(methods=["exgrpo"]), tmp_path)
+
+
 def test_seeds_and_variants_may_join_and_nothing_else_may_change(tmp_path: Path) -> None:
     save_plan(plan(seeds=range(3)), tmp_path)
     save_plan(plan(methods=["dapo"], seeds=[1, 5], overrides=["train.learning_rate=1e-3", "run.threads=1"]), tmp_path)

@@ -41,8 +41,8 @@ from tests.method.makers import make_group
 
 LIMIT = 20
 REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay_presets`
-SAMPLING = ("polaris", "prompt-replay")  # `test_filling`, `test_revisit`
-BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in (*REPLAYING, *SAMPLING)]
+ELSEWHERE = ("polaris", "prompt-replay", "sdpo")  # `test_filling`, `test_revisit`, `test_distill`
+BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in (*REPLAYING, *ELSEWHERE)]
 
 
 def settings_of(name: str, **more: Any) -> MethodSettings:

@@ -80,6 +80,7 @@ def overrides(folder: Path, **more: Any) -> list[str]:
         "task.heldout": 4,
         "method": "r3",
         "method.reflection.max_prompt_tokens": 200,
+        "method.distill.max_prompt_tokens": 200,
         "method.reflection.template": "'{question} NOT {attempt} BUT '",
         "method.reflection.cut_marker": "'...'",
         "method.ranking.peak_fraction": 0.25,

@@ -257,11 +257,12 @@ def _written(plan: dict[str, Any], out: Path) -> dict[str, Any]:
 
 def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, Any]:
     keys = ("tokens", "evaluations", "common")
+    defaults = Config().model_dump(mode="json")
     before, after = ({key: plan[key] for key in keys} for plan in (old, new))
-    changed = differing(before, after)
+    changed = differing(before, known_then(before, after, {"common": defaults}))
     for name in old["variants"].keys() & new["variants"].keys():
         was, now = ({own: plan["variants"][name].get(own) for own in (*OWN, RATE)} for plan in (old, new))
-        changed += [f"{name}: {key}" for key in differing(was, now)]
+        changed += [f"{name}: {key}" for key in differing(was, known_then(was, now, defaults))]
     changed = [key for key in changed if not key.removeprefix("common.").startswith((*MACHINE, *DERIVED))]
     if changed:
         raise ConfigError(
@@ -310,6 +311,23 @@ def seed_list(seeds: Sequence[int]) -> str:
             runs.append([seed])
     told = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {told}"
+
+
+def known_then(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`now` without the settings that an older version did not have and that change nothing: off, or at a default.
+
+    >>> known_then({"a": 1}, {"a": 2, "b": 3, "c": 4, "d": {"enabled": False, "e": 5}}, {"b": 3, "c": 3})
+    {'a': 2, 'c': 4}
+    """
+    kept: dict[str, Any] = {}
+    for key, value in now.items():
+        before, default = was.get(key), defaults.get(key)
+        if key in was and isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = known_then(before, value, default if isinstance(default, Mapping) else {})
+        elif key not in was and (value == default or (isinstance(value, Mapping) and value.get("enabled") is False)):
+            continue
+        kept[key] = value
+    return kept
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -39,6 +39,7 @@ MethodName = Literal[
     "repo",
     "rlep",
     "exgrpo",
+    "sdpo",
     "r3",
     "r3-paper",
     "r3-no-replay",
@@ -68,6 +69,7 @@ GOVERNED = (
     "ranking.enabled",
     "resample.enabled",
     "revisit.enabled",
+    "distill.enabled",
     "mask_truncated",
     "advantage.scale",
     "advantage.baseline",
@@ -371,6 +373,21 @@ METHODS: Mapping[MethodName, Preset] = {
             "replayed too; the answer whose place is taken is generated all the same; no entropy bonus, no clip before "
             "the start either. Where 0.35 of a batch are never right it never starts: revisit.start_at=null begins at "
             "once"
+        ),
+    ),
+    "sdpo": Preset(
+        "the policy that sees a right answer of the group, or a past one, teaches the one that does not, by token",
+        "arXiv 2601.20802; lasgroup/SDPO; TRL experimental/sdpo (sampled tokens, α = 1)",
+        {
+            **_PLAIN,
+            "objective": {"name": "cispo", "clip_high": 1.0},
+            "distill": {"enabled": True, "weight": 1.0},
+        },
+        needs="one more forward pass per answer, a buffer on disk; all-wrong queries without history need feedback",
+        departures=(
+            "sampled tokens alone, α = 1 (theirs: top 100 and a rest, α = 0.5); the teacher is the live policy, not a "
+            "moving average; past successes teach all-wrong groups, which it lacks (distill.history=false leaves them "
+            "out); no rollout correction"
         ),
     ),
     "r3": Preset(

@@ -92,7 +92,8 @@ def choose_replay(
     if len(young) < settings.min_history:
         return Replay((), "too_few")
     if settings.order == "max_variance":
-        return Replay(_most_varied(young, settings), "joined")
+        varied = _most_varied(_not_used_up(young, settings.max_repeats, joins or {}), settings)
+        return Replay(varied, "joined" if varied else "used_up")
     ordered = _ordered(young, settings, rng)
     chosen = _distinct_first(ordered) if settings.distinct else ordered
     left = _not_used_up(chosen, settings.max_repeats, joins or {})
@@ -133,6 +134,8 @@ def _ordered(samples: list[Sample], settings: ReplaySettings, rng: np.random.Gen
 def _most_varied(samples: list[Sample], settings: ReplaySettings) -> tuple[Sample, ...]:
     """The k whose rewards have the largest variance, which are some of the lowest and some of the highest; newer ones
     of equal rewards first. Where k different texts exist, no text is there twice (`distinct`)."""
+    if not samples:
+        return ()
     newest = sorted(samples, key=by_age, reverse=True)
     if settings.distinct:
         first = _distinct_first(newest)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from r3.method.distill_settings import DistillSettings
 from r3.method.presets import METHODS, OBJECTIVES, MethodName, ObjectiveName
 from r3.method.revisit import RevisitSettings
 from r3.settings import Settings, Switchable
@@ -356,6 +357,7 @@ class MethodSettings(Settings):
     ranking: RankingSettings = Field(default_factory=RankingSettings)
     resample: ResampleSettings = Field(default_factory=ResampleSettings)
     revisit: RevisitSettings = Field(default_factory=RevisitSettings)
+    distill: DistillSettings = Field(default_factory=DistillSettings)
     objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
     mask_truncated: bool = False
     """Leave truncated samples out of the loss and of its denominators (DAPO's overlong filtering)."""
@@ -386,6 +388,20 @@ class MethodSettings(Settings):
                 "replay.when=revisited replays for queries that revisit asks before their turn, and it is off: set "
                 "revisit=on or another replay.when"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_has_the_say(self) -> MethodSettings:
+        if not self.distill.enabled:
+            return self
+        if self.resample.enabled:
+            raise ValueError("resample takes the groups out that distill learns from too: set resample=off")
+        for name in ("replay", "ranking"):
+            if self.distill.weight == 1 and getattr(self, name).enabled:
+                raise ValueError(
+                    f"distill.weight=1 leaves nothing of the advantages that {name} makes: set {name}=off or a smaller "
+                    "distill.weight"
+                )
         return self
 
     @model_validator(mode="after")

@@ -41,6 +41,7 @@ from typing import get_args
 import numpy as np
 
 from r3.method.advantage import group_advantages, less_their_mean, over_batch
+from r3.method.distill import Teacher, distilled
 from r3.method.filling import times_counted
 from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
 from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
@@ -56,12 +57,14 @@ def step(
     *,
     history: Mapping[str, Sequence[Sample]] | None = None,
     joins: Mapping[str, Mapping[bytes, Joins]] | None = None,
+    teacher: Teacher | None = None,
     policy_version: int = 0,
     seed: int = 0,
 ) -> StepResult:
     """Turn a batch of verified groups and their queries' history into weighted samples.
 
-    `joins` says how past answers fared in replay, by query and fingerprint, where the settings ask for it.
+    `joins` says how past answers fared in replay, by query and fingerprint, where the settings ask for it;
+    `teacher` gives the log-probs of the answers that self-distillation teaches.
 
     A worked example. Four answers to one query, all wrong: GRPO learns nothing from them. The query's history
     holds one right answer, from two updates ago; it joins, and the five are compared with each other.
@@ -90,6 +93,7 @@ def step(
     mixed = tuple(_by_itself(m, settings.advantage) for m in mixed)
     if not settings.ranking.alone and not any(m.teaches and not m.by_ranking_alone for m in mixed):
         mixed = tuple(_with_advantages(m, [0.0] * len(m.compared)) for m in mixed)
+    mixed = distilled(mixed, teacher or {}, settings.distill)
     times = times_counted(mixed, settings.resample, np.random.default_rng([seed, policy_version, len(mixed)]))
     weighted = tuple(_weighted(mixed, times, settings, joined))
     copies = {"resample/copies": sum(max(0, count - 1) for count in times)}

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -264,16 +264,25 @@ class Updater:
                 reference = self._logprobs(frozen, weighted, share)
         return OldLogprobs(proximal, reference)
 
-    @torch.no_grad()
     def entropies(self, sequences: Sequence[Trajectory]) -> list[FloatArray]:
         """The entropies of each response, token by token, under the policy as it is now: for engines that give none."""
-        entropies: dict[int, FloatArray] = {}
+        return self._measured(sequences, "entropies_T")
+
+    def logprobs(self, sequences: Sequence[Trajectory]) -> list[FloatArray]:
+        """The log-probs of each response, token by token, under the policy as it is now."""
+        return self._measured(sequences, "logprobs_T")
+
+    @torch.no_grad()
+    def _measured(
+        self, sequences: Sequence[Trajectory], what: Literal["entropies_T", "logprobs_T"]
+    ) -> list[FloatArray]:
+        measured: dict[int, FloatArray] = {}
         for chosen in pack([len(s) for s in sequences], self.settings.tokens_per_microbatch):
             batch = [sequences[i] for i in chosen]
-            entropies_T = self.policy.statistics(batch, temperature=self.temperature).entropies_T.cpu()
-            parts = entropies_T.split([len(s.response) for s in batch])
-            entropies.update(zip(chosen, (part.numpy() for part in parts), strict=True))
-        return [entropies[i] for i in range(len(sequences))]
+            values_T: Tensor = getattr(self.policy.statistics(batch, temperature=self.temperature), what)
+            parts = values_T.float().cpu().split([len(s.response) for s in batch])
+            measured.update(zip(chosen, (part.numpy() for part in parts), strict=True))
+        return [measured[i] for i in range(len(sequences))]
 
     def _logprobs(self, policy: Policy, weighted: Sequence[WeightedSample], which: Sequence[int]) -> dict[int, Tensor]:
         logprobs: dict[int, Tensor] = {}

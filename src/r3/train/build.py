@@ -230,6 +230,12 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"method.reflection.max_prompt_tokens={reflection.max_prompt_tokens} and rollout.max_tokens={room} exceed "
             f"the model's context of {max_context}; lower one (reflection prompts are shortened to fit)"
         )
+    distill = config.method.distill
+    if distill.enabled and max_context is not None and distill.max_prompt_tokens + room > max_context:
+        raise ConfigError(
+            f"method.distill.max_prompt_tokens={distill.max_prompt_tokens} and rollout.max_tokens={room} exceed the "
+            f"model's context of {max_context}; lower one (the teacher's prompts are shortened to fit)"
+        )
     return longest
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
+from r3.method.lessons import Shown
 from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
-from r3.samples import Group
+from r3.samples import FloatArray, Group
 from r3.train.record import StepNotes
 from r3.train.revisits import Revisits
 from r3.train.sampler import Sampler
@@ -39,6 +41,8 @@ class Trainer:
         self._seconds: dict[str, float] = {}
         self._measured = 0
         """Answers whose entropies the engine did not give, in the last step."""
+        self._lessons: dict[str, int] = {}
+        """Answers that self-distillation taught in the last step, by what the teacher was shown."""
         self.notes = StepNotes()
         """On the last step, for its saved rollouts."""
 
@@ -56,8 +60,11 @@ class Trainer:
                 groups += self.resample(groups)  # DAPO: other queries for groups without variance
                 self.sampler.engine.release()  # its memory is the update's now
                 groups = self.with_entropies(groups)  # for SERR, where the engine gave none
+                teacher = self.taught(groups)  # SDPO: the policy that sees a right answer, on what it wrote without
             with self._timed("method"):
-                result = self.algorithm.learn(groups, version=self.version)  # SERR, CCR, Eq. 3, S ← S ∪ responses
+                result = self.algorithm.learn(
+                    groups, version=self.version, teacher=teacher
+                )  # SERR, CCR, Eq. 3, S ← S ∪ responses
                 revisits = self.revisits.learn(groups, step=self.step)
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
@@ -94,6 +101,17 @@ class Trainer:
             samples[g][member] = replace(samples[g][member], entropies=entropies)
         return [replace(group, samples=tuple(measured)) for group, measured in zip(groups, samples, strict=True)]
 
+    def taught(self, groups: Sequence[Group]) -> dict[tuple[int, int], FloatArray]:
+        """The log-probs of the answers that self-distillation teaches, under the teacher's prompts."""
+        lessons = self.algorithm.lessons(groups)
+        shown = Counter(lesson.shown for lesson in lessons)
+        self._lessons = {f"distill/{name}": shown[name] for name in get_args(Shown)}
+        if not lessons:
+            return {}
+        sequences = [Trajectory(one.prompt, groups[one.group].samples[one.member].tokens) for one in lessons]
+        logprobs = self.updater.logprobs(sequences)
+        return {(one.group, one.member): found for one, found in zip(lessons, logprobs, strict=True)}
+
     def _notes(self, result: StepResult, report: UpdateReport) -> StepNotes:
         """What the saved rollouts tell beside the result."""
         log_ratios = {
@@ -109,7 +127,8 @@ class Trainer:
         progress = {
             "epoch": self.stream.epoch_at(self.stream.position - 1),
             "policy_version": self.version,
-            "forwards/extra": report.extra_forwards + self._measured,
+            "forwards/extra": report.extra_forwards + self._measured + sum(self._lessons.values()),
+            **self._lessons,
         }
         failed = dict(self.sampler.failed)
         self.sampler.failed.clear()

@@ -108,6 +108,10 @@ def test_every_recipe_is_named_where_a_user_gets_the_name_wrong() -> None:
     [
         ("+r3_method.name=dapo", r"\+r3_method.resample=off"),
         ("+r3_method.name=rl-zvp", "are of r3 train alone"),
+        ("+r3_method.name=polaris", "copies"),
+        ("+r3_method.name=prompt-replay", "verl's sampler does"),
+        ("+r3_method.name=exgrpo", "verl's sampler does"),
+        ("+r3_method.name=sdpo", "teacher's prompt"),
         ("+r3_method.replay.when=always", "are of r3 train alone"),
         ("+r3_method.reflection.budget=shared", "groups have one size"),
         ("+r3_method.replay.ratio=first_replayed", r"replay\.max_repeats"),

@@ -145,7 +145,8 @@ class R3Config(GRPOConfig):
 
 def changes_training(method: MethodSettings) -> bool:
     """Whether anything of the method is on that TRL's own trainer has not."""
-    return any(part.enabled for part in (method.replay, method.reflection, method.ranking, method.resample))
+    parts = (method.replay, method.reflection, method.ranking, method.resample, method.revisit, method.distill)
+    return any(part.enabled for part in parts)
 
 
 def _refuse_idle(args: R3Config, method: MethodSettings) -> None:
@@ -168,6 +169,16 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             method.advantage.homogeneous != "none" or method.advantage.baseline == "sign",
             "r3_overrides: advantage.homogeneous and advantage.baseline='sign' train on groups that this trainer does "
             "not lay out: leave them out, or use r3 train",
+        ),
+        (
+            method.resample.enabled and method.resample.fill == "copy",
+            "r3_overrides: resample.fill=copy (polaris) trains on copies as weights, which is of r3 train alone: leave "
+            "it out",
+        ),
+        (
+            method.distill.enabled,
+            "r3_overrides: distill (sdpo) scores answers under a teacher's prompt, and TRL's step has no place for "
+            "that: leave it out, or use r3 train or trl.experimental.sdpo",
         ),
         (
             method.revisit.enabled,

@@ -121,6 +121,14 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "them out here",
         ),
         (
+            settings.resample.enabled and settings.resample.fill == "copy",
+            f"{KEY}.resample.fill=copy (polaris) trains on copies as weights, which is of r3 train alone: leave it out",
+        ),
+        (
+            settings.distill.enabled,
+            f"{KEY}.distill (sdpo) scores answers under a teacher's prompt, which is of r3 train alone: leave it out",
+        ),
+        (
             settings.revisit.enabled,
             f"{KEY}.revisit (prompt-replay, exgrpo) chooses the queries of a step, and here verl's sampler does: leave "
             "it out",
