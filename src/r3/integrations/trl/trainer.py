@@ -24,16 +24,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence, Sized
-from typing import Any, TypeVar
+from collections.abc import Sequence, Sized
+from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import use_adapter
 
 from r3.algorithm import Algorithm
 from r3.integrations.common.buffer_copies import FILE, open_buffer, save_buffer
@@ -46,19 +44,15 @@ from r3.integrations.trl.config import R3Config, changes_training
 from r3.integrations.trl.dataset import OutcomeWatch, check_rows, outcome_index, query_of
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
 from r3.integrations.trl.pending import Seen, Step
+from r3.integrations.trl.ranked import RankedTrainer, Row
 from r3.integrations.trl.record import described, told_of
 from r3.integrations.trl.resampling import FurtherRows, by_rank, saved_position
 from r3.method.mixed import StepResult
 from r3.samples import Query
 
-T = TypeVar("T")
-Row = dict[str, Any]
 
-
-class R3Trainer(GRPOTrainer):
+class R3Trainer(RankedTrainer):
     """`GRPOTrainer` that learns from homogeneous groups too. Same constructor; `args` is an `R3Config`."""
-
-    args: R3Config
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: R3Config | None = None, *others: Any, **named: Any
@@ -162,10 +156,6 @@ class R3Trainer(GRPOTrainer):
         self._r3_sampler = super()._get_train_sampler(dataset)
         return self._r3_sampler
 
-    def _epoch(self) -> int:
-        """The epoch under way, the first being 1; TRL counts it in fractions."""
-        return int((self.state.epoch or 0) + 1e-6) + 1
-
     # ------------------------------------------------------------- before generation
 
     def _with_reflections(self, inputs: list[Row]) -> list[Row]:
@@ -178,11 +168,6 @@ class R3Trainer(GRPOTrainer):
             everyone += [{**everyone[position * size + i], "prompt": prompt} for i in range(size)]
         # TRL's groups lie side by side across the ranks, so all rows are dealt anew when there are more of them.
         return self._share(everyone) if reflections else inputs
-
-    def _share(self, everyone: list[Row]) -> list[Row]:
-        """This rank's part of all ranks' rows."""
-        share, rank = len(everyone) // self.accelerator.num_processes, self.accelerator.process_index
-        return everyone[rank * share : (rank + 1) * share]
 
     @property
     def _whole(self) -> int:
@@ -343,26 +328,6 @@ class R3Trainer(GRPOTrainer):
         }
         return values, weight_BC
 
-    @torch.no_grad()
-    def _forward(self, model: Any, input_ids: Tensor, attention_mask: Tensor, keep: int) -> tuple[Tensor, Any]:
-        logps_BC, entropies_BC, _ = self._get_per_token_logps_and_entropies(
-            model,
-            input_ids,
-            attention_mask,
-            keep,
-            batch_size=self.args.per_device_train_batch_size,
-            compute_entropy=model is self.model,  # TRL taught only the policy to return entropies
-        )
-        return logps_BC, entropies_BC
-
-    def _reference(self, input_ids: Tensor, attention_mask: Tensor, keep: int) -> Tensor:
-        """Log-probs under the reference policy: a model of its own, or with LoRA the policy without its adapter."""
-        if self.ref_model is not None:
-            return self._forward(self.ref_model, input_ids, attention_mask, keep)[0]
-        peft = self.accelerator.unwrap_model(self.model)
-        with use_adapter(peft, adapter_name="ref" if "ref" in peft.peft_config else None):
-            return self._forward(self.model, input_ids, attention_mask, keep)[0]
-
     # ------------------------------------------------------------- the buffer, the ranks, the metrics
 
     @property
@@ -405,20 +370,6 @@ class R3Trainer(GRPOTrainer):
         if self._r3_algorithm is not None:
             self._r3_algorithm.buffer.close()
             self._r3_algorithm = None
-
-    def _on_main(self, make: Callable[[], T]) -> T:
-        """What `make` returns on the main process, on all; if it fails there, all fail, rather than wait for ever."""
-        box: list[Any] = [None, None]
-        if self.accelerator.is_main_process:
-            try:
-                box[0] = make()
-            except Exception as error:  # noqa: BLE001  # raised again below, on every rank
-                box[1] = error
-        broadcast_object_list(box)
-        if box[1] is not None:
-            raise box[1]
-        value: T = box[0]
-        return value
 
     def _log_plan(self, plan: Plan) -> None:
         for name, value in plan.counts.items():
