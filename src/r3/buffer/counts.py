@@ -139,6 +139,13 @@ ORDER BY 1.0 * solved / tried, tried DESC, query LIMIT ?
 """
 
 
+def number_of(context: ContextKind) -> int:
+    """A context as the ledger has it."""
+    if context not in ("plain", "reflection"):
+        raise ValueError(f"context must be 'plain' or 'reflection', not {context!r}")
+    return int(context == "reflection")
+
+
 def attempts(
     db: sqlite3.Connection, query: int, reflection: int | None, since_step: int, newest: int | None
 ) -> Attempts | None:

@@ -197,7 +197,7 @@ class SampleBuffer:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
         conditions = {
             "outcome = ?": None if outcome is None else int(outcome),
-            "reflection = ?": None if context is None else _reflection(context),
+            "reflection = ?": None if context is None else counts.number_of(context),
             "policy_version >= ?": None if since_version is None else int(since_version),
         }
         values = [value for value in conditions.values() if value is not None]
@@ -226,7 +226,7 @@ class SampleBuffer:
 
         With `newest`, only the last steps of each query that hold so many attempts (or more, as steps are not split).
         """
-        reflection = None if context is None else _reflection(context)
+        reflection = None if context is None else counts.number_of(context)
         with self._reading("reading attempts") as db:
             known = self._known(db, dict.fromkeys(_several(query_ids)))
             every = {query_id: counts.attempts(db, key, reflection, since_step, newest) for query_id, key in known}
@@ -395,9 +395,3 @@ def _several(query_ids: Iterable[str]) -> Iterable[str]:
             f"query_ids must be several ids, not the text {query_ids!r}; for one query give [{query_ids!r}]"
         )
     return query_ids
-
-
-def _reflection(context: ContextKind) -> int:
-    if context not in ("plain", "reflection"):
-        raise ValueError(f"context must be 'plain' or 'reflection', not {context!r}")
-    return int(context == "reflection")
