@@ -121,7 +121,7 @@ def test_a_centred_ranking_reward_of_nothing_is_exactly_nothing() -> None:
     """Of three the second is paid the mean, and a complete wrong answer lies there too: both used to get 1e-17."""
     for max_reward in (0.05, 0.1, 0.2, 0.3, 0.7):
         ranking = {"peak_fraction": 0.25, "max_reward": max_reward, "centred": True, "standardised": False}
-        result = step([make_group([FORKING, MIDDLE, FLAT, COMPLETE])], MethodSettings(name="r3", ranking=ranking))
+        result = step([make_group([FORKING, MIDDLE, FLAT, COMPLETE])], MethodSettings(name="r3-paper", ranking=ranking))
         assert result.samples[1].reward_parts == {"ranking": 0.0}
         assert [w.member for w in result.weighted] == [0, 2]
 
@@ -130,7 +130,7 @@ def test_a_centred_ranking_reward_of_nothing_is_exactly_nothing() -> None:
 def test_no_sample_is_trained_on_a_rounding_error(entropies: list[list[float]], standardised: bool) -> None:
     ranking = {"peak_fraction": 0.25, "centred": True, "standardised": standardised}
     group = make_group([*(truncated(*row) for row in entropies), COMPLETE, COMPLETE])
-    result = step([group], MethodSettings(name="r3", ranking=ranking))
+    result = step([group], MethodSettings(name="r3-paper", ranking=ranking))
     assert all(abs(weighted.advantage) > 1e-6 for weighted in result.weighted)
 
 

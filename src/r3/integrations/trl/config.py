@@ -43,6 +43,9 @@ ELSEWHERE = {
     "repo": "its surrogate on replayed rows would be TRL's to set",
     "rlep": "its surrogate on replayed rows would be TRL's to set",
     "exgrpo": "its surrogate on replayed rows would be TRL's to set",
+    "polaris": "its copies weigh a group twice, and TRL's rows weigh the same",
+    "prompt-replay": "it chooses the queries of a step, and here TRL's sampler does",
+    "sdpo": "the nearest is trl.experimental.sdpo",
 }
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 
