@@ -72,7 +72,7 @@ $(VERL)/.ready: $(VERL_NEEDS) pyproject.toml
 
 verl-env: $(VERL)/.ready ## make .venv-verl, where the tests of the verl plugin run
 
-test-verl: verl-env ## the verl plugin in verl's own trainer, on a local Ray with stand-ins for what needs a GPU
+test-verl: verl-env ## R³ in verl's own trainers, on a local Ray with verl's FSDP2 workers and recorded answers
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out; the verifier's
 	@# tests because here it runs with another antlr4
 	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \

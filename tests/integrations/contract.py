@@ -254,4 +254,11 @@ def run_verl(folder: Path) -> list[StepResult]:
     """The recording through `python -m verl.trainer.main_ppo`, in a folder that other tests look at too."""
     from tests.integrations.verl import running
 
-    return list(running.steps(running.whole()).values())
+    return list(running.steps(running.whole("v1")).values())
+
+
+def run_verl_v0(folder: Path) -> list[StepResult]:
+    """The same through verl's V0 trainer, in two halves."""
+    from tests.integrations.verl import running
+
+    return list(running.steps(running.whole("v0")).values())

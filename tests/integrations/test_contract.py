@@ -12,7 +12,7 @@ from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
 from tests.integrations import contract
 
-RUNNERS = {"trl": contract.run_trl, "verl": contract.run_verl}
+RUNNERS = {"trl": contract.run_trl, "verl": contract.run_verl, "verl's V0": contract.run_verl_v0}
 NEEDS = {"trl": "pip install 'r3-rl[trl]'", "verl": "make test-verl"}
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own deprecations are theirs
 
@@ -32,7 +32,8 @@ def test_the_recording_calls_on_all_three_mechanisms(ours: tuple[Path, list[Step
 
 @pytest.mark.parametrize("trainer", RUNNERS)
 def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], trainer: str) -> None:
-    pytest.importorskip(trainer, reason=f"needs {trainer}: {NEEDS[trainer]}")
+    library = trainer.split("'")[0]
+    pytest.importorskip(library, reason=f"needs {library}: {NEEDS[library]}")
     folder, expected = ours
     found = RUNNERS[trainer](folder)
     assert len(found) == len(expected)
