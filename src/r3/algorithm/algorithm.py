@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from r3.algorithm.helping import Helping
 from r3.algorithm.histories import Histories
 from r3.algorithm.prompts import Asked, Batch, Prompt
 from r3.algorithm.reflections import Reflections
@@ -12,12 +13,13 @@ from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
 from r3.method.distill import Teacher
 from r3.method.gate import RankingGate
+from r3.method.help import Demonstrations
 from r3.method.lessons import Lesson, lessons_of
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.reflection import Tokenizer, plain_prompt
 from r3.method.settings import MethodSettings
 from r3.method.step import members_with_entropies, step
-from r3.samples import FloatArray, Group, IntArray, PromptText, Query
+from r3.samples import FloatArray, Group, IntArray, PromptText, Query, Sample
 
 
 class Algorithm:
@@ -45,6 +47,7 @@ class Algorithm:
         self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
         self._reflections = Reflections(settings.reflection, buffer, tokenizer, seed=seed)
         self._histories = Histories(settings, buffer, earlier)
+        self._helping = Helping(settings, tokenizer)
         self.gate = RankingGate(settings.ranking, buffer.late_pairs)
 
     # ---------------------------------------------------------------- ask
@@ -74,6 +77,13 @@ class Algorithm:
             self._plain_tokens[asked] = plain_prompt(query, self.tokenizer)
         return self._plain_tokens[asked]
 
+    def follow_up(self, asked: Sequence[Prompt], groups: Sequence[Group], *, step: int) -> list[Prompt]:
+        """What to ask next, now that the prompts `asked` were answered by `groups`; nothing: the step can go on.
+
+        Hints for queries that nobody solved, refinements of failures. To be called again with what came of it.
+        """
+        return self._helping.prompts(asked, groups, step=step)
+
     def missing(self, groups: Sequence[Group], queries: int) -> int:
         """How many of a batch's `queries` groups have no variance, for which resampling wants other queries (DAPO)."""
         resample = self.settings.resample
@@ -97,13 +107,26 @@ class Algorithm:
             for lesson in lessons_of(number, group, past.get(group.query.id, ()), self.tokenizer, settings)
         ]
 
-    def learn(self, groups: Sequence[Group], *, version: int, teacher: Teacher | None = None) -> StepResult:
+    def demonstrations(self, groups: Sequence[Group], *, version: int) -> dict[int, Sample]:
+        """Right answers from the data, by the index of the group that each may join: to be judged before `learn`."""
+        return self._helping.demonstrations(groups, version=version)
+
+    def learn(
+        self,
+        groups: Sequence[Group],
+        *,
+        version: int,
+        teacher: Teacher | None = None,
+        demonstrations: Demonstrations | None = None,
+    ) -> StepResult:
         """What to train on: ranking (SERR), replay (CCR) and Eq. 3 over the groups, whose samples then join S.
 
         `version` counts the optimiser updates behind the policy that answered. Every fresh sample of the result has
-        the id under which the buffer now holds it. `teacher` has what it said of the `lessons`.
+        the id under which the buffer now holds it. `teacher` has what it said of the `lessons`,
+        `demonstrations` those that were judged.
         """
-        result = self._mixed(groups, self._unranked() if self.gate.paused() else self.settings, version, teacher)
+        settings = self._unranked() if self.gate.paused() else self.settings
+        result = self._mixed(groups, settings, version, teacher, demonstrations)
         result = replace(result, counts={**result.counts, **self.gate.counts()})
         stored = result.stored_as(self.buffer.add(result.samples))  # S ← S ∪ D_b's responses
         if self._follows_replays and groups:
@@ -148,7 +171,12 @@ class Algorithm:
         return needed
 
     def _mixed(
-        self, groups: Sequence[Group], settings: MethodSettings, version: int, teacher: Teacher | None = None
+        self,
+        groups: Sequence[Group],
+        settings: MethodSettings,
+        version: int,
+        teacher: Teacher | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> StepResult:
         if settings.advantage.scale == "mean":
             _refuse_negative(groups)
@@ -160,6 +188,7 @@ class Algorithm:
             history=history,
             joins=joins,
             teacher=teacher,
+            demonstrations=demonstrations,
             policy_version=version,
             seed=self.seed,
         )

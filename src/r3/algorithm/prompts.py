@@ -30,16 +30,24 @@ class Prompt:
     """Its query is asked before its turn (`revisit`)."""
     halved: bool = False
     """It shares its query's G answers with the query's other prompt (`reflection.budget` = shared)."""
+    follows: int | None = None
+    """Of a prompt that follows the first answers: the index in the step of the plain prompt it helps."""
+    single: bool = False
+    """It gets one answer, whatever G is (a critique)."""
 
     def answers(self, group_size: int) -> int:
         """How many answers it is to get, of G: the plain one of two prompts gets the odd one."""
+        if self.single:
+            return 1
         if not self.halved:
             return group_size
         return group_size // 2 if self.context.kind == "reflection" else group_size - group_size // 2
 
     def group(self, samples: Sequence[Sample]) -> Group:
         """The group that these answers to it form."""
-        return Group(self.query, tuple(samples), self.tokens, self.context, self.plain_tokens, self.revisited)
+        return Group(
+            self.query, tuple(samples), self.tokens, self.context, self.plain_tokens, self.revisited, self.follows
+        )
 
 
 @dataclass(frozen=True, slots=True)

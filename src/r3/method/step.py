@@ -43,6 +43,7 @@ import numpy as np
 from r3.method.advantage import group_advantages, less_their_mean, over_batch
 from r3.method.distill import Teacher, distilled
 from r3.method.filling import times_counted
+from r3.method.help import Demonstrations, Help, help_of
 from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
 from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
 from r3.method.ranking import annealed, structural_entropy_rewards
@@ -58,13 +59,15 @@ def step(
     history: Mapping[str, Sequence[Sample]] | None = None,
     joins: Mapping[str, Mapping[bytes, Joins]] | None = None,
     teacher: Teacher | None = None,
+    demonstrations: Demonstrations | None = None,
     policy_version: int = 0,
     seed: int = 0,
 ) -> StepResult:
     """Turn a batch of verified groups and their queries' history into weighted samples.
 
     `joins` says how past answers fared in replay, by query and fingerprint, where the settings ask for it;
-    `teacher` gives the log-probs of the answers that self-distillation teaches.
+    `teacher` gives the log-probs of the answers that self-distillation teaches, `demonstrations` the judged answers
+    from the data that may join plain groups.
 
     A worked example. Four answers to one query, all wrong: GRPO learns nothing from them. The query's history
     holds one right answer, from two updates ago; it joins, and the five are compared with each other.
@@ -84,9 +87,20 @@ def step(
     A token weighs 1 / (1 group · 5 members · 2 tokens). The lone success has √(5−1) = 2, so the advantages sum to 0.
     """
     past, joined = history or {}, joins or {}
+    help = help_of(groups, settings, demonstrations or {})
     mixed = tuple(
-        _mix(group, past.get(group.query.id, ()), joined.get(group.query.id, {}), settings, policy_version, seed)
-        for group in groups
+        _apart(group)
+        if index in help.apart or index in help.replaced
+        else _mix(
+            group,
+            past.get(group.query.id, ()),
+            joined.get(group.query.id, {}),
+            help.joining.get(index, ()),
+            settings,
+            policy_version,
+            seed,
+        )
+        for index, group in enumerate(groups)
     )
     if settings.advantage.scale == "batch_std":
         mixed = _over_batch(mixed, settings)
@@ -97,13 +111,28 @@ def step(
     times = times_counted(mixed, settings.resample, np.random.default_rng([seed, policy_version, len(mixed)]))
     weighted = tuple(_weighted(mixed, times, settings, joined))
     copies = {"resample/copies": sum(max(0, count - 1) for count in times)}
-    return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version) | copies)
+    helped = _help_counts(mixed, help, demonstrations or {})
+    return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version) | copies | helped)
+
+
+def _apart(group: Group) -> MixedGroup:
+    """A group whose answers are neither compared nor trained on where they are: another took its place, or it has none.
+
+    A hinted group takes the place of the plain one; refinements are trained on in the group that they join.
+    """
+    members = tuple(Member(sample, sample.reward, 0.0, _drawn(group), left_out=True) for sample in group.samples)
+    return MixedGroup(group, members, "helped", 0)
+
+
+def _drawn(group: Group) -> Origin:
+    return "fresh" if group.context.kind == "plain" else group.context.kind
 
 
 def _mix(
     group: Group,
     history: Sequence[Sample],
     joins: Mapping[bytes, Joins],
+    joining: Sequence[tuple[Sample, Origin]],
     settings: MethodSettings,
     version: int,
     seed: int,
@@ -117,8 +146,9 @@ def _mix(
     # One fresh sample at least stays, or there would be nothing to compare the past ones with.
     replaced = min(len(replay.samples), len(fresh) - 1) if settings.replay.mode == "replace" else 0
     stay = len(fresh) - replaced
-    samples = (*fresh[:stay], *replay.samples)
-    rewards = [sample.reward for sample in fresh[:stay]] + [outcome_reward(sample) for sample in replay.samples]
+    others = (*((sample, "replayed") for sample in replay.samples), *joining)
+    samples = (*fresh[:stay], *(sample for sample, _ in others))
+    rewards = [sample.reward for sample in fresh[:stay]] + [outcome_reward(sample) for sample, _ in others]
     if settings.advantage.homogeneous == "lens" and outcomes_differ(samples):
         rewards = _lens_rewards(rewards, samples)
     parts = [slice(0, stay), slice(stay, None)] if settings.replay.baseline == "split" else [slice(None)]
@@ -127,8 +157,8 @@ def _mix(
         joined = bool(replay.samples) and part != slice(0, stay)
         unscaled = _is_unscaled(group, samples[part], settings, ranked=ranked > 0)
         advantages += _advantages(rewards[part], samples[part], settings, unscaled=unscaled, replayed=joined)
-    drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
-    origins: list[Origin] = [drawn] * stay + ["replayed"] * len(replay.samples)
+    drawn = _drawn(group)
+    origins = [*[drawn] * stay, *(origin for _, origin in others)]
     members = list(map(Member, samples, rewards, advantages, origins))
     members[stay:stay] = [Member(sample, sample.reward, 0.0, drawn, left_out=True) for sample in fresh[stay:]]
     return MixedGroup(group, tuple(members), replay.reason, ranked)
@@ -235,7 +265,7 @@ def members_with_entropies(group: Group, settings: MethodSettings) -> list[int]:
 
 def ranked_members(group: Group, settings: RankingSettings) -> list[int]:
     """Which of the group's samples SERR compares: the truncated (or failed) ones of a group that solved none."""
-    if not settings.enabled or not group.solve_none:
+    if not settings.enabled or not group.solve_none or group.follows is not None:
         return []
     return [i for i, sample in enumerate(group.samples) if sample.truncated or settings.scope == "failed"]
 
@@ -268,8 +298,8 @@ def _weighted(
     joins: Mapping[str, Mapping[bytes, Joins]],
 ) -> Iterator[WeightedSample]:
     in_loss = {g: members for g, mixed in enumerate(groups) if times[g] and (members := _in_loss(mixed, settings))}
-    plain = [g for g in in_loss if groups[g].group.context.kind == "plain"]
-    # The loss is a mean over all groups, or one per query, the plain one.
+    plain = [g for g in in_loss if groups[g].group.context.kind in ("plain", "hint")]
+    # The loss is a mean over all groups, or one per query: the plain one, or the hinted one that took its place.
     base = plain if plain and settings.objective.mean_over == "queries" else list(in_loss)
     counted = sum(times[g] for g in base)
     tokens = sum(times[g] * len(groups[g].members[i].sample) for g in base for i in in_loss[g])
@@ -348,12 +378,12 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
     counts: dict[str, float] = {
         "groups": len(mixed),
         "groups/plain": len(plain),
-        "groups/reflection": len(mixed) - len(plain),
+        "groups/reflection": sum(m.group.context.kind == "reflection" for m in mixed),
         "groups/solve_none": sum(m.group.solve_none for m in plain),
         "groups/solve_all": sum(m.group.solve_all for m in plain),
         "groups/teaching": sum(m.teaches for m in mixed),
         "replay/samples": len(ages),
-        "replay/cross_context": sum(s.context.kind == "reflection" for m in mixed for s in m.replayed),
+        "replay/cross_context": sum(s.context.kind != "plain" for m in mixed for s in m.replayed),
         "replay/at_once": sum(s.step == m.group.samples[0].step for m in mixed for s in m.replayed),
         "replay/age_mean": float(np.mean(ages)) if ages else 0.0,
         "replay/age_max": max(ages, default=0),
@@ -367,3 +397,20 @@ def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], ver
     for reason in get_args(ReplayReason):
         counts[f"replay/{reason}"] = reasons[reason]
     return counts
+
+
+def _help_counts(mixed: Sequence[MixedGroup], help: Help, demonstrations: Demonstrations) -> dict[str, float]:
+    """How often groups were helped, and with what success."""
+    hinted = [m for m in mixed if m.group.context.kind == "hint"]
+    refined = [m.group.outcomes for m in mixed if m.group.context.kind == "critique"]
+    joined = Counter(member.origin for m in mixed for member in m.joined)
+    return {
+        "groups/hint": len(hinted),
+        "hint/queries": len({m.group.follows for m in hinted}),
+        "hint/solved": len(help.replaced),
+        "groups/critique": len(refined),
+        "critique/right": sum(map(any, refined)),
+        "critique/joined": joined["critique"],
+        "demonstration/joined": joined["demonstration"],
+        "demonstration/wrong": sum(not sample.outcome for sample in demonstrations.values()),
+    }

@@ -30,6 +30,7 @@ from r3.method.presets.base import (
     Preset,
 )
 from r3.method.presets.baselines import BASELINES
+from r3.method.presets.helped import HELPED
 from r3.method.presets.r3 import BY_EVIDENCE, LETTER, R3
 from r3.method.presets.remedies import REMEDIES
 
@@ -48,7 +49,7 @@ __all__ = [
     "reset_objective",
 ]
 
-METHODS: Mapping[MethodName, Preset] = {**BASELINES, **REMEDIES, **R3}
+METHODS: Mapping[MethodName, Preset] = {**BASELINES, **REMEDIES, **HELPED, **R3}
 
 
 def governed(*names: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from r3.method.distill_settings import DistillSettings
 from r3.method.presets import METHODS, OBJECTIVES, MethodName
 from r3.method.revisit import RevisitSettings
 from r3.method.settings.groups import AdvantageSettings, ResampleSettings
+from r3.method.settings.help import CritiqueSettings, DemonstrationSettings, HintSettings
 from r3.method.settings.mechanisms import RankingSettings, ReflectionSettings, ReplaySettings
 from r3.method.settings.objective import ObjectiveSettings, ShapingSettings
 from r3.method.settings.overlay import from_preset
@@ -22,6 +23,9 @@ from r3.settings import Settings
 __all__ = [
     "OBJECTIVES",
     "AdvantageSettings",
+    "CritiqueSettings",
+    "DemonstrationSettings",
+    "HintSettings",
     "MethodSettings",
     "ObjectiveSettings",
     "OverlongSettings",
@@ -46,6 +50,9 @@ class MethodSettings(Settings):
     resample: ResampleSettings = Field(default_factory=ResampleSettings)
     revisit: RevisitSettings = Field(default_factory=RevisitSettings)
     distill: DistillSettings = Field(default_factory=DistillSettings)
+    demonstration: DemonstrationSettings = Field(default_factory=DemonstrationSettings)
+    hint: HintSettings = Field(default_factory=HintSettings)
+    critique: CritiqueSettings = Field(default_factory=CritiqueSettings)
     objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
     mask_truncated: bool = False
     """Leave truncated samples out of the loss and of its denominators (DAPO's overlong filtering)."""
@@ -84,11 +91,30 @@ class MethodSettings(Settings):
             return self
         if self.resample.enabled:
             raise ValueError("resample takes the groups out that distill learns from too: set resample=off")
-        for name in ("replay", "ranking"):
+        for name in ("replay", "ranking", "demonstration", "hint", "critique"):
             if self.distill.weight == 1 and getattr(self, name).enabled:
                 raise ValueError(
                     f"distill.weight=1 leaves nothing of the advantages that {name} makes: set {name}=off or a smaller "
                     "distill.weight"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _one_kind_of_help(self) -> MethodSettings:
+        if self.hint.enabled:
+            for name in ("demonstration", "critique"):
+                if getattr(self, name).enabled:
+                    raise ValueError(
+                        f"hint puts another group in the place of one that solved none, and with it what {name} lets "
+                        f"join: set {name}=off or hint=off"
+                    )
+            if self.resample.enabled:
+                raise ValueError("resample takes other queries for the groups that hint asks again: set resample=off")
+        for name in ("demonstration", "critique"):
+            if getattr(self, name).enabled and self.replay.enabled and self.replay.baseline == "split":
+                raise ValueError(
+                    f"replay.baseline=split compares past answers with each other, and has no side for what {name} "
+                    "lets join: set replay.baseline=joint"
                 )
         return self
 

@@ -12,7 +12,7 @@ from r3.settings import Settings
 
 
 class ShapingSettings(Settings):
-    """Replayed tokens learn by A · x/(x + β) instead of the clipped ratio: rare tokens pull, learnt ones stop."""
+    """What joins a group learns by A · x/(x + β) instead of the clipped ratio: rare tokens pull, learnt ones stop."""
 
     by: Literal["none", "policy", "ratio"] = "none"
     """What x is: the policy's probability of the token (LUFFY; also bounds what came from another prompt), or its ratio
@@ -54,7 +54,7 @@ class ObjectiveSettings(Settings):
     ratio_gate: float | None = Field(10.0, gt=1)
     """Replayed tokens whose importance ratio is outside [1/gate, gate] teach nothing; None for no gate."""
     shaping: ShapingSettings = Field(default_factory=ShapingSettings)
-    """Another objective for replayed tokens."""
+    """Another objective for replayed tokens, demonstrations and refinements."""
 
     @property
     def constant(self) -> int:
