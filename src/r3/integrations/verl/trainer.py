@@ -46,7 +46,7 @@ from r3.integrations.verl.config import checked
 from r3.integrations.verl.dataset import Templated, check_ids, query_of
 from r3.integrations.verl.record import described, told_of
 from r3.method.mixed import StepResult
-from r3.method.step import training_prompts
+from r3.method.weights import training_prompts
 from r3.samples import Group
 
 PASSED = ["old_log_probs", "entropy", "rollout_log_probs", "response_mask"]
