@@ -86,6 +86,16 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _what_is_trusted_needs_no_scores(self) -> Config:
+        demonstration = self.method.demonstration
+        if demonstration.enabled and demonstration.trusted and self.task.rewards:
+            raise ValueError(
+                "method.demonstration.trusted takes demonstrations for right unseen, and task.rewards has to see an "
+                "answer to score it: set method.demonstration.trusted=false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_needs_an_end(self) -> Config:
         if self.train.tokens is not None and self.train.decay != "constant":
             raise ValueError(
@@ -110,7 +120,12 @@ class Config(Settings):
         ranking = self.method.ranking
         if ranking.limit is None:
             ranking = ranking.model_copy(update={"limit": self.rollout.max_tokens})
-        method = self.method.model_copy(update={"objective": objective, "ranking": ranking})
+        demonstration = self.method.demonstration
+        if demonstration.max_tokens is None:
+            demonstration = demonstration.model_copy(update={"max_tokens": self.rollout.max_tokens})
+        method = self.method.model_copy(
+            update={"objective": objective, "ranking": ranking, "demonstration": demonstration}
+        )
         reward = self.reward
         if self.task.rewards and reward.length_bonus == "auto":  # the bonus is a part of the paper's own reward
             reward = reward.model_copy(update={"length_bonus": False})

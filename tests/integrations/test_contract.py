@@ -35,7 +35,21 @@ def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], t
     library = trainer.split("'")[0]
     pytest.importorskip(library, reason=f"needs {library}: {NEEDS[library]}")
     folder, expected = ours
-    found = RUNNERS[trainer](folder)
+    agree(RUNNERS[trainer](folder), expected)
+
+
+@pytest.mark.parametrize("variant", ["maxrl", "reinforce++"])
+def test_advantages_of_newer_methods_are_the_same_in_trl(tmp_path: Path, variant: str) -> None:
+    pytest.importorskip("trl", reason=f"needs trl: {NEEDS['trl']}")
+    expected = contract.run_variant(tmp_path, variant)
+    agree(contract.run_trl(tmp_path, variant), expected)
+    plain = contract.run_loop(tmp_path)
+    others = [mixed.advantages for result in plain for mixed in result.groups]
+    assert [mixed.advantages for result in expected for mixed in result.groups] != others
+
+
+def agree(found: list[StepResult], expected: list[StepResult]) -> None:
+    """The same groups, members, rewards and advantages."""
     assert len(found) == len(expected)
     for number, (theirs, own) in enumerate(zip(found, expected, strict=True)):
         assert theirs.counts == own.counts, number

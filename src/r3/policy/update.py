@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from r3.errors import DIVERGED, R3Error, RunError
-from r3.method.mixed import WeightedSample
+from r3.method.mixed import FROM_ELSEWHERE, WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.policy.attention import packed, to_device
@@ -253,7 +253,7 @@ class Updater:
         reference: dict[int, Tensor] = {}
         if several:
             moved = [
-                i for i in share if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context
+                i for i in share if not self.exact or weighted[i].origin in FROM_ELSEWHERE or weighted[i].other_context
             ]
             proximal = self._logprobs(self.policy, weighted, moved)
             for i in share:

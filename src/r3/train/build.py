@@ -21,6 +21,7 @@ from r3.samples import IntArray, Query
 from r3.tasks import Task
 from r3.tasks.pass_rates import load_problems
 from r3.tasks.settings import FileSettings
+from r3.train.checks import check_demonstrations, check_help, check_room
 from r3.train.earlier import digest_of_vocabulary, open_earlier
 from r3.train.sampler import Sampler
 
@@ -52,6 +53,7 @@ def build(
     task = load_problems(config.task, config.run.seed, prompt_length(config), functions)
     check_task(task)
     check_batch(config, task)
+    check_help(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
     check_reference(config, policy.continues)
@@ -224,18 +226,8 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"{max(0, max_context - longest)} or drop the long problems"
         )
     _check_evaluation_limit(config, task, lengths[len(task.train) :], max_context)
-    reflection = config.method.reflection
-    if reflection.enabled and max_context is not None and reflection.max_prompt_tokens + room > max_context:
-        raise ConfigError(
-            f"method.reflection.max_prompt_tokens={reflection.max_prompt_tokens} and rollout.max_tokens={room} exceed "
-            f"the model's context of {max_context}; lower one (reflection prompts are shortened to fit)"
-        )
-    distill = config.method.distill
-    if distill.enabled and max_context is not None and distill.max_prompt_tokens + room > max_context:
-        raise ConfigError(
-            f"method.distill.max_prompt_tokens={distill.max_prompt_tokens} and rollout.max_tokens={room} exceed the "
-            f"model's context of {max_context}; lower one (the teacher's prompts are shortened to fit)"
-        )
+    check_room(config, max_context)
+    check_demonstrations(config, task, tokenizer, longest, max_context)
     return longest
 
 

@@ -26,6 +26,7 @@ from r3.train.build import (
     check_task,
     prompt_length,
 )
+from r3.train.checks import check_help
 from r3.train.session import run_path, total_steps
 from r3.train.step_metrics import peak_memory_gb
 
@@ -160,6 +161,7 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
     try:
         check_task(task)
         check_batch(config, task)
+        check_help(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
             longest = check_prompts(config, task, tokenizer, context)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any, get_args
 
 from r3.algorithm import Algorithm, Asked, Prompt
@@ -15,7 +16,7 @@ from r3.method.lessons import Shown
 from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
-from r3.samples import FloatArray, Group
+from r3.samples import FloatArray, Group, Sample
 from r3.train.record import StepNotes
 from r3.train.revisits import Revisits
 from r3.train.sampler import Sampler
@@ -57,14 +58,17 @@ class Trainer:
                 asked = self.algorithm.ask(batch, step=self.step, revisited=revisited)
             with self._timed("rollout"):
                 groups = self.sample(asked.prompts)  # a group per prompt, verified as responses finish
+                groups += self.follow_up(asked.prompts, groups)  # hints, refinements: what a method asks next
                 groups += self.resample(groups)  # DAPO: other queries for groups without variance
                 self.sampler.engine.release()  # its memory is the update's now
                 groups = self.with_entropies(groups)  # for SERR, where the engine gave none
                 teacher = self.taught(groups)  # SDPO: the policy that sees a right answer, on what it wrote without
+                demonstrations = self.demonstrated(groups)  # LUFFY: right answers from the data
             with self._timed("method"):
+                # SERR, CCR, Eq. 3, S ← S ∪ responses
                 result = self.algorithm.learn(
-                    groups, version=self.version, teacher=teacher
-                )  # SERR, CCR, Eq. 3, S ← S ∪ responses
+                    groups, version=self.version, teacher=teacher, demonstrations=demonstrations
+                )
                 revisits = self.revisits.learn(groups, step=self.step)
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
@@ -74,10 +78,27 @@ class Trainer:
             self.notes = self._notes(result, report)
         return result, {**self._metrics(asked, result, report), **revisits}
 
-    def sample(self, prompts: Sequence[Prompt], rounds: int = 0) -> list[Group]:
+    def sample(self, prompts: Sequence[Prompt], rounds: int | str = 0) -> list[Group]:
         """A verified group for each prompt."""
         seed = f"{self.config.run.seed}/{self.step}/{rounds}"
         return self.sampler.sample(prompts, step=self.step, version=self.version, seed=seed)
+
+    def follow_up(self, asked: Sequence[Prompt], groups: Sequence[Group]) -> list[Group]:
+        """Groups of what the algorithm asks after the first answers, round by round, until it asks nothing more."""
+        prompts, more = list(asked), list[Group]()
+        for rounds in count(1):
+            following = self.algorithm.follow_up(prompts, [*groups, *more], step=self.step)
+            if not following:
+                break
+            prompts += following
+            more += self.sample(following, f"follow-up/{rounds}")
+        return more
+
+    def demonstrated(self, groups: Sequence[Group]) -> dict[int, Sample]:
+        """The demonstrations that may join the groups, judged."""
+        given = self.algorithm.demonstrations(groups, version=self.version)
+        trusted = self.config.method.demonstration.trusted
+        return self.sampler.judged({i: (groups[i].query, sample) for i, sample in given.items()}, trusted=trusted)
 
     def resample(self, groups: Sequence[Group]) -> list[Group]:
         """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""

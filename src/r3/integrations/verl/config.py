@@ -162,6 +162,16 @@ def _of_presets(settings: VerlSettings) -> Conflicts:
             f"{KEY}.distill (sdpo) scores answers under a teacher's prompt, which is of r3 train alone: leave it out",
         ),
         (
+            settings.demonstration.enabled,
+            f"{KEY}.demonstration (luffy) trains on rows of the data with a surrogate of its own, which is of r3 train "
+            "alone: leave it out",
+        ),
+        (
+            settings.hint.enabled or settings.critique.enabled,
+            f"{KEY}.hint (sage) and critique ask again within a step, and verl's step generates once: leave them out, "
+            "or use r3 train",
+        ),
+        (
             settings.revisit.enabled,
             f"{KEY}.revisit (prompt-replay, exgrpo) chooses the queries of a step, and here verl's sampler does: leave "
             "it out",

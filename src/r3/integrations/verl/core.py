@@ -43,7 +43,7 @@ from r3.integrations.verl.config import VerlSettings
 from r3.integrations.verl.dataset import Templated, query_of
 from r3.integrations.verl.record import described, told_of
 from r3.method.mixed import StepResult
-from r3.method.step import training_prompts
+from r3.method.weights import training_prompts
 from r3.samples import FloatArray, Group, IntArray, Sample
 
 PART = "reward_"
