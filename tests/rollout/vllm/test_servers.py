@@ -25,7 +25,7 @@ from tests.train.tiny import overrides, read_metrics
 
 from .models import gap, policy_of, questions, save_model, shake, tokens_of
 from .serving import Server
-from .test_training import MECHANISMS, on_policy
+from .test_engine import MECHANISMS, on_policy
 
 BOUND = 1e-5
 SAMPLING = Sampling(40, (2,))
