@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from r3.cli import main
+from r3.errors import RunError
+from r3.policy.world import World
 from tests.train.tiny import ROOT, overrides, read_metrics, run_r3, save_model
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
@@ -226,6 +228,13 @@ def test_a_killed_process_ends_the_job_which_goes_on_with_any_number(
     assert "--resume" in output
     run_r3("train", "--quiet", "--resume", tmp_path / "run")
     assert_same_run(read_metrics(tmp_path / "run"), alone)
+
+
+def test_only_a_broken_connection_is_said_to_be_one() -> None:
+    with pytest.raises(RunError, match="another process of this job is gone"), World(1, 2).together():
+        raise RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    with pytest.raises(torch.OutOfMemoryError), World(1, 2).together():
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_what_is_wrong_is_said_once_and_ends_every_process(tmp_path: Path) -> None:

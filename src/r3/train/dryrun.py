@@ -235,7 +235,7 @@ def _memory(config: Config, shape: Any, parameters: int, trained: int, processes
     ahead, turns = config.rollout.ahead, (sum(update.values()), sum(rollout.values()))
     held = sum(always.values()) + (sum(turns) if ahead else max(turns))
     where = "" if processes == 1 else f" in each of {processes} processes"
-    when = "both at once" if ahead else "the cache is free while the policy is updated"
+    when = "answers are drawn while the policy is updated" if ahead else "the cache is free while the policy is updated"
     return [*lines, f"memory     {held / 1e9:8.2f} GB  at most at once{where} ({when})"]
 
 
