@@ -151,7 +151,8 @@ class Updater:
 
     def optimiser_state(self) -> dict[str, Any]:
         """The optimiser's whole state, for a checkpoint."""
-        return self.optimiser.state()
+        with self.world.together():
+            return self.optimiser.state()
 
     def _whole(
         self, weighted: Sequence[WeightedSample], everyones: Sequence[tuple[_Done, UpdateReport]], report: UpdateReport
@@ -194,7 +195,7 @@ class Updater:
         """Training mode, packed attention and fast products, forward and backward."""
         self.trained.base.train()
         try:
-            with packed(self.trained.base), self.trained.compiled(), onednn(self.trained.base):
+            with self.world.together(), packed(self.trained.base), self.trained.compiled(), onednn(self.trained.base):
                 yield
         finally:
             self.trained.base.eval()

@@ -19,6 +19,8 @@ class RolloutSettings(Settings):
     """With engine=vllm-server, the addresses of the vLLM servers, e.g. [http://host:8000, http://other:8000]."""
     server_patience: float = Field(600.0, gt=0)
     """Seconds to wait for a vLLM server's response, and for any server to come back when all are gone."""
+    ahead: int = Field(0, ge=0, le=1)
+    """1: draw the next step's answers while the update runs, from the weights before it (with engine=vllm-server)."""
     group_size: int = Field(8, ge=2, le=100_000)
     """G: samples per prompt. A group of one has nothing to compare with."""
     max_tokens: int = Field(1024, ge=1, le=10_000_000)

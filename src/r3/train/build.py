@@ -15,7 +15,7 @@ from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.errors import ConfigError, TaskError
 from r3.method.reflection import plain_prompt
-from r3.policy.model import Policy, compiles, load_tokenizer, resolve
+from r3.policy.model import Policy, compiles, load_tokenizer, pick_device, resolve
 from r3.rollout.protocol import Engine, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks import Task
@@ -71,6 +71,23 @@ def build(
         vocabulary = digest_of_vocabulary(policy.tokenizer)
         earlier = open_earlier(config.buffer.successes_from, config.run.seed, task.train, vocabulary)
     return Parts(config, task, policy, make_engine(config, policy), sampling, heldout, earlier)
+
+
+def check_ahead(config: Config, processes: int) -> None:
+    """The engine can draw a step's answers while the policy is updated on another's."""
+    engine = config.rollout.engine
+    on_card = pick_device(config.model).type == "cuda"
+    if not config.rollout.ahead:
+        return
+    if engine == "vllm":
+        reason = "rollout.engine=vllm shares this process's memory with the update, and sleeps while that runs"
+    elif engine == "native" or (on_card and engine != "vllm-server"):
+        reason = f"rollout.engine={engine} generates where the update runs, from weights that it reads in place"
+    elif processes > 1:
+        reason = f"the {processes} processes of a job generate and train in turns"
+    else:
+        return
+    raise ConfigError(f"rollout.ahead=1: {reason}; set rollout.engine=vllm-server with one process, or rollout.ahead=0")
 
 
 def check_extras(config: Config) -> None:
