@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from r3.samples import Query
 
 EPILOG = f"""\
-sets: {", ".join(ALL_TASKS[:9])},
-      {", ".join(ALL_TASKS[9:])}
+sets: {", ".join(ALL_TASKS[:12])},
+      {", ".join(ALL_TASKS[12:])}
 
 examples:
   r3 eval embedded --tasks arithmetic --samples 4 --max-tokens 44      in seconds, no network, no GPU

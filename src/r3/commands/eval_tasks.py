@@ -20,6 +20,7 @@ PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
 EMBEDDED_TASK = "arithmetic"
 ALL_TASKS = (
     *(EMBEDDED_TASK, "aime24", "aime25", "math500", "amc23", "amc", "minerva", "olympiadbench", "gsm8k-test"),
+    *("hmmt25", "brumo25", "cmimc25"),
     *("mbpp", "humaneval", "mbpp-train", "mbpp-valid", "deepscaler", "math", "gsm8k"),
 )
 """Every name that --tasks knows; spelt out here, so that --help need not load the sets."""

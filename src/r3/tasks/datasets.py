@@ -41,6 +41,8 @@ class NamedSet:
 _DEEPSCALER = "github.com/agentica-project/deepscaler, deepscaler/data"
 _QWEN = "github.com/QwenLM/Qwen2.5-Math, evaluation/data"
 _GSM8K = "github.com/openai/grade-school-math, grade_school_math/data"
+_MATHARENA = "MathArena (github.com/eth-sri/matharena), its data set MathArena"
+_MATHARENA_LICENCE = "CC BY-NC-SA 4.0"
 
 EVALUATION: Mapping[str, NamedSet] = {
     "aime24": NamedSet("AIME24", "eval_aime24", 30, f"{_DEEPSCALER}/test/aime.json", "MIT"),
@@ -53,6 +55,9 @@ EVALUATION: Mapping[str, NamedSet] = {
     "minerva": NamedSet("Minerva", "eval_minerva", 272, f"{_QWEN}/minerva_math/test.jsonl", "MIT"),
     "olympiadbench": NamedSet("Olympiad", "eval_olympiadbench", 675, f"{_DEEPSCALER}/test/olympiad_bench.json", "MIT"),
     "gsm8k-test": NamedSet("GSM8K", "eval_gsm8k_test", 1319, f"{_GSM8K}/test.jsonl", "MIT"),
+    "hmmt25": NamedSet("HMMT25", "eval_hmmt25", 30, f"{_MATHARENA}/hmmt_feb_2025", _MATHARENA_LICENCE),
+    "brumo25": NamedSet("BRUMO25", "eval_brumo25", 30, f"{_MATHARENA}/brumo_2025", _MATHARENA_LICENCE),
+    "cmimc25": NamedSet("CMIMC25", "eval_cmimc25", 40, f"{_MATHARENA}/cmimc_2025", _MATHARENA_LICENCE),
 }
 TRAINING: Mapping[str, NamedSet] = {
     "deepscaler": NamedSet(
