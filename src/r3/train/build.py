@@ -54,6 +54,7 @@ def build(
     check_task(task)
     check_batch(config, task)
     check_help(config, task)
+    check_passes(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     check_prompts(config, task, policy.tokenizer, policy.max_context)
     check_reference(config, policy.continues)
@@ -212,6 +213,39 @@ def check_batch(config: Config, task: Task) -> None:
             "groups of their own; lower it to at most that",
             config.train.queries_per_step,
             len(task.train),
+        )
+    train, heldout = len(task.train), len(task.heldout)
+    if heldout > train and isinstance(config.task, FileSettings) and config.task.heldout_path is None:
+        log.warning(
+            "task.heldout=%d keeps more problems apart than are left: the run trains on %d of %d; lower it if that was "
+            "not meant",
+            config.task.heldout,
+            train,
+            train + heldout,
+        )
+
+
+def check_passes(config: Config, task: Task) -> None:
+    """What goes by a query's past needs queries that come again, or the method runs under its name without it."""
+    method, train, queries = config.method, config.train, len(task.train)
+    asked = train.epochs * queries if train.steps is None else train.steps * train.queries_per_step
+    past = {"replay": method.replay.enabled and config.buffer.successes_from is None}
+    past["reflection"] = method.reflection.enabled
+    idle = [name for name, on in past.items() if on]
+    if idle and asked <= queries and not method.revisit.enabled:
+        log.warning(
+            "method=%s: this run asks %d of %d queries, each once, and %s by what a query was answered before: without "
+            "a second pass nothing of that acts; more train.steps or train.epochs, or fewer queries",
+            method.name,
+            asked,
+            queries,
+            f"{idle[0]} goes" if len(idle) == 1 else "replay and reflection go",
+        )
+    elif method.reflection.enabled and asked <= queries * (method.reflection.from_epoch - 1):
+        log.warning(
+            "method.reflection.from_epoch=%d: this run ends before that pass over its %d queries, and never reflects",
+            method.reflection.from_epoch,
+            queries,
         )
 
 

@@ -21,6 +21,7 @@ from r3.train.build import (
     check_ahead,
     check_batch,
     check_extras,
+    check_passes,
     check_prompts,
     check_reference,
     check_stop_tokens,
@@ -164,6 +165,7 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
         check_task(task)
         check_batch(config, task)
         check_help(config, task)
+        check_passes(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
             longest = check_prompts(config, task, tokenizer, context)

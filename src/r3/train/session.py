@@ -111,7 +111,7 @@ def _begin(config: Config, world: World, told: Callbacks, functions: Functions) 
     refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     parts = _build(config, None, world, functions)
     with RunDirectory.create(run_path(config), dump(config, run_path(config)), seed=config.run.seed) as directory:
-        directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer, parts.earlier))
+        directory.update_info(inputs=_inputs(parts))
         return _run(parts, directory, None, world, told)
 
 
@@ -122,11 +122,15 @@ def _go_on(
     with RunDirectory.open(path) as directory:
         checkpoint = check_files(directory)
         parts = _build(config, checkpoint, world, functions)
-        inputs = inputs_of(parts.task, parts.policy.tokenizer, parts.earlier)
+        inputs = _inputs(parts)
         notes = check_inputs(directory, inputs, allowed=allow_changed_data)
         if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
             notes["settings"] = changed
         return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world, told)
+
+
+def _inputs(parts: Parts) -> dict[str, Any]:
+    return inputs_of(parts.task, parts.policy.tokenizer, parts.earlier, parts.config.task.own_functions)
 
 
 def _build(config: Config, checkpoint: Checkpoint | None, world: World, functions: Functions) -> Parts:
