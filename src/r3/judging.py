@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import Query
-from r3.verify.base import Judge, Verdict
+from r3.verify.judge import Judge, Verdict
 
 Source = TypeVar("Source")
 

@@ -17,7 +17,7 @@ from r3.evaluate.results import Results, paper_table
 from r3.evaluate.run import Benchmark, evaluate_model
 from r3.evaluate.subset import hard_subset
 from r3.samples import Query
-from r3.verify.base import PlainJudge, Verdict
+from r3.verify.judge import PlainJudge, Verdict
 from tests.evaluate.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from r3.samples import Query
 from r3.verify import Reward, RewardsJudge, Verdict, VerifierError
-from r3.verify.base import PlainJudge
+from r3.verify.judge import PlainJudge
 from r3.verify.rewards import think
 
 QUERY = Query("q", "2+2=", "4")

@@ -33,7 +33,7 @@ def test_the_overview_draws_every_chart_and_opens_a_step(finished: Path, serve: 
     visit(page, serve(finished))
     assert page.locator(".grid").first.locator(".chart").count() == 17
     titles = page.locator(".chart h3").all_inner_texts()
-    for title in ("Accuracy", "Reward", "Groups", "Truncated", "Entropy", "Length", "Seconds a step", "What R³ did"):
+    for title in ("Accuracy", "Reward", "Groups", "Truncated", "Entropy", "Length", "Seconds per step", "What R³ did"):
         assert any(text.startswith(title) for text in titles)
     assert page.locator(".grid").first.locator("canvas").count() == 17
     assert "finished · step 6 of 6" in page.locator(".status").inner_text()

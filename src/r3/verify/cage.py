@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from r3.verify import descendants, messages
-from r3.verify.base import VerifierError
+from r3.verify.judge import VerifierError
 
 _START_SECONDS = 120.0  # importing sympy on a busy machine, or a user's module
 _CHUNK = 8

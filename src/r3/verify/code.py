@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from r3.verify.base import TRUNCATED, Verdict, VerifierError
+from r3.verify.judge import TRUNCATED, Verdict, VerifierError
 from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings
 
 if TYPE_CHECKING:

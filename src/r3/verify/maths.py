@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from r3.verify import boxes, fast
-from r3.verify.base import Case, Verdict
 from r3.verify.cage import Answer, Cage, CageSettings
+from r3.verify.judge import Case, Verdict
 
 if TYPE_CHECKING:
     from r3.samples import Query

@@ -1,4 +1,4 @@
-"""The one error this room raises for bad input; damaged runs are shown with what is wrong about them instead."""
+"""Errors for bad input; a damaged run is no error, it is shown with what is wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from r3.errors import BAD_INPUT, R3Error
 
 
 class ViewError(R3Error, ValueError):
-    """One line that names what was asked for and the fix."""
+    """Bad input; the message names it and the fix."""
 
     exit_code = BAD_INPUT
 
 
 class NotThere(LookupError):
-    """A page was asked for something that the run does not hold; the message says what is there instead."""
+    """A page asked for something that the run does not have; the message says what it has."""

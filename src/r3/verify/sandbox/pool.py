@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from r3.verify.base import VerifierError
+from r3.verify.judge import VerifierError
 from r3.verify.sandbox.inside import pipe
 from r3.verify.sandbox.inside.remote import WALL
 
