@@ -1,4 +1,7 @@
-"""An evaluation through any engine: every answer judged, kept, resumable at any answer, summed up in the same way."""
+"""An evaluation through any engine: every answer judged, kept, resumable at any answer, summed up in the same way.
+
+Covers r3.judging, r3.evaluate.results, r3.evaluate.curves, r3.evaluate.subset.
+"""
 
 from __future__ import annotations
 

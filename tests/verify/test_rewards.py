@@ -1,4 +1,7 @@
-"""A reward made of several functions: `verify.rewards`."""
+"""A reward made of several functions: `verify.rewards`.
+
+Covers r3.verify.judge.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""verl's own `fit`, on a local Ray, with the plugin in it: all three mechanisms, the loss, exact resume."""
+"""verl's own `fit`, on a local Ray, with the plugin in it: all three mechanisms, the loss, exact resume.
+
+Covers r3.integrations.verl.trainer.
+"""
 
 from __future__ import annotations
 

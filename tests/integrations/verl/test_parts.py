@@ -1,4 +1,8 @@
-"""The plugin's parts against verl's real ones: its config, its data set, its reward workers' calls, plugin loading."""
+"""The plugin's parts against verl's real ones: its config, its data set, its reward workers' calls, plugin loading.
+
+Covers r3.integrations.verl.config, r3.integrations.verl.reward, r3.integrations.verl.transfer,
+r3.integrations.common.buffer_copies, r3.integrations.common.groups.
+"""
 
 from __future__ import annotations
 
