@@ -61,7 +61,6 @@ def resumed_config(
     files = RunFiles(path)
     info = files.read_info()
     saved = saved_settings(files, info)
-    saved["task"] = of_its_family(saved["task"])  # runs of version 0.1 list the settings of every family
     before = validate(saved)
     if given is None:
         for override in overrides:
@@ -90,6 +89,8 @@ def saved_settings(files: RunFiles, info: Mapping[str, Any]) -> dict[str, Any]:
         raise RunError(f"{files.config_path}: damaged ({' '.join(str(error).split())}); {RESTORE}") from error
     if not isinstance(saved, dict):
         raise RunError(f"{files.config_path}: damaged (it holds no settings); {RESTORE}")
+    if isinstance(saved.get("task"), Mapping):  # earlier versions listed the settings of every family
+        saved["task"] = of_its_family(saved["task"])
     for resume in info.get("resumes", []):
         for key in MAY_FALL:
             if key in resume.get("settings", {}):
