@@ -277,7 +277,7 @@ def _digest_of_queries(queries: Sequence[Query]) -> str:
 
 
 def _digest_of_help(queries: Sequence[Query]) -> str:
-    """Of what methods show or train on beside the problems."""
+    """A digest of what methods show or train on besides the problems."""
     digest = hashlib.blake2b(digest_size=16)
     for query in queries:
         digest.update(json.dumps([query.demonstration, query.hints, query.feedback]).encode() + b"\n")
