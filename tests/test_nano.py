@@ -32,7 +32,7 @@ from r3.samples import PLAIN, Context, Group, Query, Sample
 from tests.method.makers import REFLECTION
 
 SCRIPT = Path(__file__).parents[1] / "examples/nano_r3.py"
-SETTINGS = MethodSettings(**embedded_recipe()["method"])
+SETTINGS = MethodSettings(**{**embedded_recipe()["method"], "name": "r3-paper"})
 VERSION = 30
 PROMPTS = {"plain": [7, 8, 9], "reflection": [7, 8, 9, 4, 4]}
 

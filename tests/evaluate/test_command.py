@@ -162,7 +162,7 @@ def test_lengths_are_needed_for_a_curve_over_limits(tmp_path: Path) -> None:
     [
         ([], TaskError, "needs a MODEL"),
         (["embedded", "--k", "32"], TaskError, "raise --samples"),
-        (["embedded", "--tasks", "aime99"], TaskError, "no data set 'aime99'; known are deepscaler"),
+        (["embedded", "--tasks", "aime99"], TaskError, "no set 'aime99'; there are arithmetic, aime24"),
         (["embedded", "--tasks", "arithmetic", "--max-tokens", "99999"], ConfigError, "--max-tokens to at most"),
         (["embedded", "--tasks", "arithmetic", "--top-p", "0", "--max-tokens", "9"], ConfigError, "top_p must be"),
         (["/nowhere", "--tasks", "arithmetic"], ConfigError, "cannot load it"),

@@ -189,6 +189,7 @@ def run_trl(folder: Path) -> list[StepResult]:
         **settings(
             folder,
             **own,
+            r3_method="r3-paper",
             r3_overrides=method,
             r3_id_column="id",
             learning_rate=1e-12,

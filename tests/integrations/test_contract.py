@@ -55,7 +55,7 @@ def test_the_method_in_one_file_decides_the_same(tmp_path: Path) -> None:
     results = contract.run_loop(tmp_path, **settings)
     ranking = {"centred": True, "peak_fraction": 0.25}
     acted: Counter[str] = Counter()
-    for mixed, rows in contract.run_nano(results, MethodSettings(ranking=ranking)):
+    for mixed, rows in contract.run_nano(results, MethodSettings(name="r3-paper", ranking=ranking)):
         assert [row.answer.tokens for row in rows] == [m.sample.tokens.tolist() for m in mixed.members]
         assert [row.replayed for row in rows] == [m.origin == "replayed" for m in mixed.members]
         np.testing.assert_allclose([row.advantage for row in rows], mixed.advantages, rtol=0, atol=1e-6)

@@ -73,7 +73,7 @@ def make(
     if not model.exists():
         save_model(model)
     if issubclass(config, R3Config):
-        more = {"r3_overrides": OVERRIDES, **more}
+        more = {"r3_method": "r3-paper", "r3_overrides": OVERRIDES, **more}
     tokenizer = copy.deepcopy(char_tokenizer())  # other tests share the original
     tokenizer.pad_token = tokenizer.eos_token
     return trainer(

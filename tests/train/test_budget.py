@@ -39,11 +39,11 @@ def test_a_run_resumed_with_a_larger_budget_is_the_run_that_had_it(tmp_path: Pat
 
 
 def test_several_answers_are_averaged_within_problems() -> None:
-    found = HeldOut(right=[0, 1, 4, 0], samples=4, truncated=0.25, mean_tokens=9.0).metrics()
+    found = HeldOut(right=[0, 1, 4, 0], samples=4, truncated=0.25, mean_tokens=9.0, rewards={}).metrics()
     assert found["heldout/accuracy"] == 5 / 16
     assert found["heldout/pass@4"] == 2 / 4
     assert found["heldout/low"] < 5 / 16 < found["heldout/high"]
-    one = HeldOut(right=[0, 1, 1, 0], samples=1, truncated=0.0, mean_tokens=9.0).metrics()
+    one = HeldOut(right=[0, 1, 1, 0], samples=1, truncated=0.0, mean_tokens=9.0, rewards={}).metrics()
     assert not any("pass@" in key for key in one)
     assert one["heldout/low"] == pytest.approx(0.15, abs=0.005)  # Wilson's interval for 2 of 4
     assert one["heldout/high"] == pytest.approx(0.85, abs=0.005)

@@ -78,7 +78,7 @@ def overrides(folder: Path, **more: Any) -> list[str]:
         "task.instruction": "''",
         "task.verifier": "tests.train.tiny.judge",
         "task.heldout": 4,
-        "method": "r3",
+        "method": "r3-paper",
         "method.reflection.max_prompt_tokens": 200,
         "method.distill.max_prompt_tokens": 200,
         "method.reflection.template": "'{question} NOT {attempt} BUT '",

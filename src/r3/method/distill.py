@@ -36,7 +36,7 @@ Teacher = Mapping[tuple[int, int], FloatArray]
 def token_advantages(teacher: FloatArray, student: FloatArray, clip: float | None = None) -> FloatArray:
     """log T − log S of each token.
 
-    >>> token_advantages(np.log([0.9, 0.1]), np.log([0.5, 0.5])).round(4).tolist()
+    >>> token_advantages(np.log([0.9, 0.1]), np.log([0.5, 0.5])).astype(float).round(4).tolist()
     [0.5878, -1.6094]
     """
     difference = (np.asarray(teacher, np.float64) - np.asarray(student, np.float64)).astype(np.float32)

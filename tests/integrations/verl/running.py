@@ -38,6 +38,7 @@ def overrides(folder: Path, **more: Any) -> list[str]:
     own = {f"+r3_method.reflection.{name}": f"'{value}'" for name, value in contract.REFLECTION.items()}
     settings = {
         **own,
+        "+r3_method.name": "r3-paper",
         "+r3_method.reflection.max_prompt_tokens": 200,
         "+r3_method.ranking.peak_fraction": 0.25,
         "+r3_method.reward.length_limit": contract.LENGTH_LIMIT,
