@@ -162,7 +162,7 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
         check_batch(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
-            longest = check_prompts(config, task, tokenizer, context)
+            longest, _ = check_prompts(config, task, tokenizer, context)
             notes.append(f"longest prompt: {longest} tokens")
         return len(task.train), longest
     finally:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from r3.errors import NotThere
 from r3.method.ranking import dominance_scores, structure
-from r3.view.errors import NotThere
 from r3.view.runs import ViewedRun
 from r3.view.steps import plain
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from r3 import __version__
+from r3.errors import NotThere
 from r3.view.answers import group_view, sample_view
 from r3.view.buffers import BufferPages
-from r3.view.errors import NotThere
 from r3.view.probes import ViewedProbe
 from r3.view.runs import ViewedRun
 

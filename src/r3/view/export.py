@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from r3.errors import RunError
+from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.errors import NotThere, ViewError
 from r3.view.probes import ViewedProbe
 from r3.view.runs import ViewedRun
 from r3.view.server import static_files

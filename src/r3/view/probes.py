@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from r3.errors import ViewError
 from r3.run.disk import read_regular
-from r3.view.errors import ViewError
 from r3.view.runs import ViewedRun, holds_a_run, open_runs, runs_in
 
 FILE = "probe.json"

@@ -9,8 +9,7 @@ import threading
 from array import array
 from typing import Any
 
-from r3.errors import RunError
-from r3.view.errors import NotThere
+from r3.errors import NotThere, RunError
 from r3.view.steps import StepTables
 
 REFLECTION, REPLAYED, RANKED, TRUNCATED = 1, 2, 4, 8

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.errors import R3Error, RunError
+from r3.errors import R3Error, RunError, ViewError
 from r3.run import RunFiles
 from r3.run.disk import read_regular
 from r3.view.columns import MetricsTail
-from r3.view.errors import ViewError
 from r3.view.queries import QueryIndex
 from r3.view.steps import StepTables
 

@@ -24,9 +24,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from r3.errors import RunError
+from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.errors import NotThere, ViewError
 from r3.view.probes import ViewedProbe
 from r3.view.runs import Indexer, ViewedRun
 

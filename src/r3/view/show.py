@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from r3.errors import NotThere, ViewError
 from r3.run.display import format_value, sparkline
-from r3.view.errors import NotThere, ViewError
 from r3.view.runs import ViewedRun, open_runs
 from r3.view.text import one_line, visible
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from r3.errors import NotThere
 from r3.run.rollouts import Contents, Rollouts
-from r3.view.errors import NotThere
 
 KEPT_TABLES = 16
 """Tables of steps kept in memory: about half a megabyte each at 2,048 samples per step."""
