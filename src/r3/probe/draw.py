@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +18,14 @@ import numpy as np
 from r3.algorithm import Algorithm, Prompt, seed_of
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
+from r3.judging import Answer, judge_all
 from r3.method.settings import MethodSettings
 from r3.rollout.protocol import Request, Response
 from r3.samples import Group, Query, Sample
 from r3.train.build import Parts, make_sampler
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
+from r3.verify.judge import Verdict
 
 DEFAULT_GROUPS = 512
 """The default budget is enough for this many groups of full length."""
@@ -194,19 +195,25 @@ class _Drawing:
             Request(np.concatenate([group.prompt, sample.tokens]), 1, seed_of(f"{seed}/{index}"))
             for index, (group, sample, _) in enumerate(batch)
         ]
-        responses = sorted(self.parts.engine.generate(requests, self.parts.sampling), key=lambda r: r.request)
-        with ThreadPoolExecutor(2) as judges:
-            right = list(judges.map(self._finishes_right, batch, responses))
-        self._spent("late", (len(response.tokens) for response in responses), started)
-        return [Late(sample, is_right, of_all) for (_, sample, of_all), is_right in zip(batch, right, strict=True)]
+        late: dict[int, Late] = {}
+        lengths: list[int] = []
 
-    def _finishes_right(self, answer: _Cut, response: Response) -> bool:
-        if response.finish == "length":
-            return False
-        group, sample, _ = answer
-        tokens = [*sample.tokens.tolist(), *response.tokens.tolist()]
-        text = self.parts.policy.tokenizer.decode(tokens, skip_special_tokens=True)
-        return self.parts.task.judge.judge(group.query, text).right
+        def keep(answer: Answer[Response], verdict: Verdict) -> None:
+            _, sample, of_all = batch[answer.source.request]
+            late[answer.source.request] = Late(sample, verdict.right and not answer.truncated, of_all)
+            lengths.append(len(answer.source.tokens))
+
+        judge_all(self._whole(batch, self.parts.engine.generate(requests, self.parts.sampling)), keep)
+        self._spent("late", lengths, started)
+        return [late[index] for index in range(len(batch))]
+
+    def _whole(self, batch: Sequence[_Cut], responses: Iterable[Response]) -> Iterator[Answer[Response]]:
+        """Each answer from its first token: what was cut, and what it went on with."""
+        for response in responses:
+            group, sample, _ = batch[response.request]
+            tokens = [*sample.tokens.tolist(), *response.tokens.tolist()]
+            text = self.parts.policy.tokenizer.decode(tokens, skip_special_tokens=True)
+            yield Answer(group.query, self.parts.task.judge, text, response.finish == "length", response)
 
     def _room(self, reserve: int, cost: int, first: int) -> int:
         """How many more requests fit the budget without its reserve; 0 once a round would be too small."""
@@ -233,8 +240,8 @@ class _Drawing:
 
 def _reflecting(parts: Parts) -> MethodSettings:
     """The recipe's reflection, its template and all, switched on for every query that is asked, from epoch 1."""
-    own = parts.config.method.reflection
-    most = own.max_prompt_tokens
+    reflection = parts.config.method.reflection
+    most = reflection.max_prompt_tokens
     if parts.policy.max_context is not None:
         most = min(most, parts.policy.max_context - parts.sampling.max_tokens)
     everything = {
@@ -249,4 +256,4 @@ def _reflecting(parts: Parts) -> MethodSettings:
         "min_lift": 0.0,
         "max_prompt_tokens": most,
     }
-    return parts.config.method.model_copy(update={"reflection": own.model_copy(update=everything)})
+    return parts.config.method.model_copy(update={"reflection": reflection.model_copy(update=everything)})
