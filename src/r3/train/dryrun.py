@@ -182,7 +182,7 @@ def _batch(config: Config, queries: int | None) -> list[str]:
         f"{_passes(config, queries)}, {steps} steps",
         f"batch      {train.queries_per_step} queries × {rollout.group_size} samples = {samples:,} responses per step, "
         f"at most {tokens:,} tokens",
-        f"update     {train.updates_per_batch} a batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
+        f"update     {train.updates_per_batch} per batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
         f"at most {-(-tokens // train.tokens_per_microbatch):,} of them",
     ]
 
