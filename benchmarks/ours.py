@@ -30,7 +30,7 @@ from r3.train.loop import Trainer
 from r3.train.sampler import Sampler
 from r3.train.settings import TrainSettings
 from r3.train.stream import QueryStream
-from r3.verify.base import Judge, PlainJudge, Verdict
+from r3.verify.judge import Judge, PlainJudge, Verdict
 from work import Work, lognormal
 
 

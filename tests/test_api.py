@@ -1,4 +1,7 @@
-"""Training from Python: `r3.train` and its `Run`, as a script and as a notebook's kernel use them."""
+"""Training from Python: `r3.train` and its `Run`, as a script and as a notebook's kernel use them.
+
+Covers r3.tasks.given.
+"""
 
 from __future__ import annotations
 

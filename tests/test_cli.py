@@ -1,4 +1,7 @@
-"""The `r3` command as a person meets it."""
+"""The `r3` command as a person meets it.
+
+Covers r3.commands.completion, r3.commands.doctor, r3.commands.buffer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One config tree: defaults, recipe, overrides; what is printed reads back."""
+"""One config tree: defaults, recipe, overrides; what is printed reads back.
+
+Covers r3.config_text, r3.policy.settings.
+"""
 
 from __future__ import annotations
 

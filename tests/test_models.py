@@ -1,4 +1,7 @@
-"""`r3 models`: which file is taken, that it must be the one that is known, and the folder that comes of it."""
+"""`r3 models`: which file is taken, that it must be the one that is known, and the folder that comes of it.
+
+Covers r3.models.convert, r3.models.fetch, r3.commands.models.
+"""
 
 from __future__ import annotations
 

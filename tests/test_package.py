@@ -43,7 +43,7 @@ ALLOWED = {
     },
     "probe": {
         *("config", "errors", "samples", "method", "buffer", "algorithm"),
-        *("rollout", "tasks", "evaluate", "run", "train"),
+        *("rollout", "verify", "judging", "tasks", "evaluate", "run", "train"),
     },
     "integrations": {
         *("config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"),

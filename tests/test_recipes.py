@@ -1,4 +1,7 @@
-"""Every recipe of the repository is a valid config."""
+"""Every recipe of the repository is a valid config.
+
+Covers r3.models.tiny.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a user of the wheel does from an empty folder: nothing of the clone is in reach, nothing is fetched."""
+"""What a user of the wheel does from an empty folder: nothing of the clone is in reach, nothing is fetched.
+
+Covers r3.commands.recipes.
+"""
 
 from __future__ import annotations
 

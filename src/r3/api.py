@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from r3.errors import ConfigError, RunError, TaskError
 from r3.run import Checkpoint, RunFiles, read_metrics
 from r3.run.directory import DATASETS, make_folder
-from r3.run.files import write_atomically
+from r3.run.disk import write_atomically
 
 if TYPE_CHECKING:
     from r3.buffer import SampleBuffer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from r3.tasks import Task
     from r3.tasks.given import AnyReward, GivenRewards
     from r3.train.callbacks import AnyCallback
-    from r3.view.serving import Viewer
+    from r3.view.server import Viewer
 
 Rows = Iterable[Mapping[str, Any]]
 """A list of dicts, or a `datasets.Dataset`; a DataFrame of pandas or polars will do as well."""
@@ -171,7 +171,7 @@ class Run:
     def view(self, *others: Run | str | Path, port: int | None = None) -> Viewer:
         """Serve the run's pages from this process, also while it goes on elsewhere; open the `url`, `close()` it."""
         from r3.view.runs import open_runs
-        from r3.view.serving import Viewer
+        from r3.view.server import Viewer
 
         folders = [other.directory if isinstance(other, Run) else Path(other) for other in (self, *others)]
         return Viewer(open_runs(folders), port=port)

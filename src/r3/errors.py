@@ -36,3 +36,13 @@ class MissingData(TaskError):
 
 class RunError(R3Error, RuntimeError):
     """One line that names the path and the fix. What was already in the run directory is untouched."""
+
+
+class ViewError(R3Error, ValueError):
+    """Something asked for of `r3 view` or `r3 show` that does not exist; the message names it and the fix."""
+
+    exit_code = BAD_INPUT
+
+
+class NotThere(LookupError):
+    """A page asked for something that the run does not have; the message says what it has."""

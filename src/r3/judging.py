@@ -1,6 +1,6 @@
 """From requests to judged answers: each is judged on another thread as soon as it is finished, while others are drawn.
 
-Training, evaluation during training and `r3 eval` all draw and judge through this.
+Training, evaluation during training, `r3 eval` and `r3 probe` all draw and judge through this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import Query
-from r3.verify.base import Judge, Verdict
+from r3.verify.judge import Judge, Verdict
 
 Source = TypeVar("Source")
 

@@ -1,4 +1,7 @@
-"""The buffer as its users see it: what goes in comes out, filtered and limited as asked."""
+"""The buffer as its users see it: what goes in comes out, filtered and limited as asked.
+
+Covers r3.buffer.store, r3.buffer.counts.
+"""
 
 from __future__ import annotations
 

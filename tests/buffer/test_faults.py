@@ -1,4 +1,7 @@
-"""Files that are not ours, damaged, or out of space: one clear line, nothing lost, no wrong data."""
+"""Files that are not ours, damaged, or out of space: one clear line, nothing lost, no wrong data.
+
+Covers r3.buffer.database, r3.buffer.damage.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Writers that are killed, and readers beside a writer: with real processes.
 
 Run as a program, this file is such a writer: it adds small batches for ever and acknowledges each on standard output.
+
+Covers r3.locks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Eviction, settling and exact rewinds, against a model that keeps whole copies of its past."""
+"""Eviction, settling and exact rewinds, against a model that keeps whole copies of its past.
+
+Covers r3.buffer.eviction, r3.buffer.totals.
+"""
 
 from __future__ import annotations
 

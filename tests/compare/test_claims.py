@@ -1,4 +1,7 @@
-"""`r3 compare --claim`: made-up curves with a known truth give the verdict they deserve, through the real report."""
+"""`r3 compare --claim`: made-up curves with a known truth give the verdict they deserve, through the real report.
+
+Covers r3.compare.verdicts, r3.compare.report.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`r3 compare` from the command line: equal tokens, resuming, failing cells, and a report from the raw files alone."""
+"""`r3 compare` from the command line: equal tokens, resuming, failing cells, and a report from the raw files alone.
+
+Covers r3.compare.runner, r3.compare.records, r3.compare.figures, r3.commands.compare.
+"""
 
 from __future__ import annotations
 

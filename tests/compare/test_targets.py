@@ -1,4 +1,7 @@
-"""The claims: each is called shown, half shown or not shown as made-up curves with a known truth deserve."""
+"""The claims: each is called shown, half shown or not shown as made-up curves with a known truth deserve.
+
+Covers r3.compare.analysis, r3.compare.tables.
+"""
 
 from __future__ import annotations
 

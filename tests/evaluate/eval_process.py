@@ -13,7 +13,7 @@ import sys
 
 from r3.commands.eval import add_arguments
 from r3.evaluate import run
-from r3.run.files import AppendFile
+from r3.run.disk import AppendFile
 
 
 def arguments_of(*given: str) -> argparse.Namespace:

@@ -9,7 +9,7 @@ import numpy as np
 from r3.evaluate.run import Benchmark
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import IntArray, Query
-from r3.verify.base import PlainJudge, Verdict
+from r3.verify.judge import PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 
 SAMPLING = Sampling(max_tokens=12, stop_tokens=(1,), temperature=0.6)

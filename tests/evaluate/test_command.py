@@ -1,4 +1,7 @@
-"""`r3 eval` as a user runs it: the embedded model on the embedded task, and responses saved elsewhere."""
+"""`r3 eval` as a user runs it: the embedded model on the embedded task, and responses saved elsewhere.
+
+Covers r3.commands.eval, r3.commands.eval_tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The log of responses survives being cut anywhere, and foreign responses find their problems."""
+"""The log of responses survives being cut anywhere, and foreign responses find their problems.
+
+Covers r3.evaluate.saved.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An evaluation through any engine: every answer judged, kept, resumable at any answer, summed up in the same way."""
+"""An evaluation through any engine: every answer judged, kept, resumable at any answer, summed up in the same way.
+
+Covers r3.judging, r3.evaluate.results, r3.evaluate.curves, r3.evaluate.subset.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from r3.evaluate.results import Results, paper_table
 from r3.evaluate.run import Benchmark, evaluate_model
 from r3.evaluate.subset import hard_subset
 from r3.samples import Query
-from r3.verify.base import PlainJudge, Verdict
+from r3.verify.judge import PlainJudge, Verdict
 from tests.evaluate.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums
 
 

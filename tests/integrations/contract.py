@@ -25,7 +25,7 @@ from r3.method.settings import MethodSettings
 from r3.rollout.protocol import Request, Response, Sampling
 from r3.samples import FloatArray, Group, IntArray, Query, Sample
 from r3.train.stream import QueryStream
-from r3.verify.base import Judge, PlainJudge, Verdict
+from r3.verify.judge import Judge, PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model
 

@@ -1,4 +1,7 @@
-"""`R3Trainer.train()`, for real: one process and two, all three mechanisms, exact resume, and TRL's own when off."""
+"""`R3Trainer.train()`, for real: one process and two, all three mechanisms, exact resume, and TRL's own when off.
+
+Covers r3.integrations.trl.trainer, r3.integrations.trl.ranked, r3.integrations.trl.layout, r3.integrations.trl.padding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`R3Trainer` on conversations, the form of most data sets: prompts go through the chat template, reflections too."""
+"""`R3Trainer` on conversations, the form of most data sets: prompts go through the chat template, reflections too.
+
+Covers r3.integrations.trl.dataset.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What would silently be another experiment in TRL: refused or told, through `R3Trainer` itself."""
+"""What would silently be another experiment in TRL: refused or told, through `R3Trainer` itself.
+
+Covers r3.integrations.trl.config.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DAPO's resampling inside TRL: `R3Trainer.train()` with `r3_method="dapo"`, in one process and in two."""
+"""DAPO's resampling inside TRL: `R3Trainer.train()` with `r3_method="dapo"`, in one process and in two.
+
+Covers r3.integrations.trl.resampling.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`r3 data verl` and `recipes/verl/run.sh`: what they write and start. (make test-verl tests that verl takes it.)"""
+"""`r3 data verl` and `recipes/verl/run.sh`: what they write and start. (make test-verl tests that verl takes it.)
+
+Covers r3.integrations.verl.data, r3.commands.data.
+"""
 
 from __future__ import annotations
 

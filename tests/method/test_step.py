@@ -1,4 +1,7 @@
-"""Algorithm 1's inner part: what each method makes of the same groups."""
+"""Algorithm 1's inner part: what each method makes of the same groups.
+
+Covers r3.method.mixed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a probe computes from counts, against oracles that count one by one, and intervals against a known truth."""
+"""What a probe computes from counts, against oracles that count one by one, and intervals against a known truth.
+
+Covers r3.probe.advice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Triton kernels against their reference in torch: on the card where there is one, else in Triton's interpreter."""
+"""The Triton kernels against their reference in torch: on the card where there is one, else in Triton's interpreter.
+
+Covers r3.rollout.native.ops, r3.rollout.native.cache.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The native engine's scheduling, with its reference operations on the CPU, against the portable engine.
 
 Both draw from the same uniform numbers, so that sampled responses must be the same token for token.
+
+Covers r3.rollout.native.schedule, r3.rollout.native.decoder, r3.rollout.native.forward, r3.rollout.native.fused_linear,
+r3.rollout.native.engine, r3.rollout.causal_lm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The portable engine on real tiny models of five families, against teacher forcing and transformers' `generate`."""
+"""The portable engine on real tiny models of five families, against teacher forcing and transformers' `generate`.
+
+Covers r3.rollout.protocol.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the vLLM engines are made of, as far as it needs no vLLM; the engines themselves: make test-vllm."""
+"""What the vLLM engines are made of, as far as it needs no vLLM; the engines themselves: make test-vllm.
+
+Covers r3.rollout.vllm.common, r3.rollout.vllm.weights, r3.rollout.vllm.serve.
+"""
 
 from __future__ import annotations
 

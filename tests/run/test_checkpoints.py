@@ -1,4 +1,7 @@
-"""Checkpoints: complete or not there, the newest intact one found, the last N kept, a full disk survived."""
+"""Checkpoints: complete or not there, the newest intact one found, the last N kept, a full disk survived.
+
+Covers r3.run.disk.
+"""
 
 from __future__ import annotations
 

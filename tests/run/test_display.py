@@ -1,4 +1,7 @@
-"""Progress on screen: plain lines in a pipe, a live display in a terminal, and no harm when either goes away."""
+"""Progress on screen: plain lines in a pipe, a live display in a terminal, and no harm when either goes away.
+
+Covers r3.run.live.
+"""
 
 from __future__ import annotations
 

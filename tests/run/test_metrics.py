@@ -1,4 +1,7 @@
-"""metrics.jsonl: strict, stable lines; whole or not there; taken back to a step byte for byte."""
+"""metrics.jsonl: strict, stable lines; whole or not there; taken back to a step byte for byte.
+
+Covers r3.run.jsonl.
+"""
 
 from __future__ import annotations
 

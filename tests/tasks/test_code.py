@@ -1,4 +1,7 @@
-"""Tasks of code: what a row becomes, what is refused, and that little programs are what they say."""
+"""Tasks of code: what a row becomes, what is refused, and that little programs are what they say.
+
+Covers r3.tasks.code_tiny.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tasks from files: formats, ids, the boxed judge, a judge of the user's own."""
+"""Tasks from files: formats, ids, the boxed judge, a judge of the user's own.
+
+Covers r3.tasks.data_files, r3.tasks.settings.
+"""
 
 from __future__ import annotations
 

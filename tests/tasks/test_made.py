@@ -1,4 +1,7 @@
-"""Made tasks for real models: graded sums and reasoning-gym's families, with their scorers and written procedures."""
+"""Made tasks for real models: graded sums and reasoning-gym's families, with their scorers and written procedures.
+
+Covers r3.tasks.graded, r3.tasks.gym, r3.tasks.solutions.
+"""
 
 from __future__ import annotations
 

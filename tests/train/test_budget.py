@@ -1,4 +1,7 @@
-"""A budget of generated tokens ends a run; evaluation goes by tokens, with several answers; both resume exactly."""
+"""A budget of generated tokens ends a run; evaluation goes by tokens, with several answers; both resume exactly.
+
+Covers r3.evaluate.heldout.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a person meets around a run: its length, what comes next, names that are wrong and paths from elsewhere."""
+"""What a person meets around a run: its length, what comes next, names that are wrong and paths from elsewhere.
+
+Covers r3.policy.hub, r3.train.summary, r3.commands.train.
+"""
 
 from __future__ import annotations
 

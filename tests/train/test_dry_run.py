@@ -1,4 +1,7 @@
-"""`--dry-run` refuses what training would refuse, with exit code 2, and writes nothing."""
+"""`--dry-run` refuses what training would refuse, with exit code 2, and writes nothing.
+
+Covers r3.train.dryrun, r3.train.build.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_run_of_other_problems_is_refused(tmp_path: Path, first: Path, capsys:
     (tmp_path / "others.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     capsys.readouterr()
     line = refused(capsys, "train", *second(tmp_path, first, task__path=tmp_path / "others.jsonl"))
-    assert "it solved none of this run's 8 training problems (0 were tried there)" in line
+    assert "it solved none of this run's 8 training problems (0 were tried)" in line
 
 
 @pytest.mark.parametrize(

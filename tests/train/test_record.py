@@ -1,4 +1,7 @@
-"""Saved rollouts: rows as they were trained, what each token wrote, files of which one group can be read alone."""
+"""Saved rollouts: rows as they were trained, what each token wrote, files of which one group can be read alone.
+
+Covers r3.run.rollouts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A step's metrics in real runs: the ranking's, against pairs counted one by one; the alarm of a failing judge."""
+"""A step's metrics in real runs: the ranking's, against pairs counted one by one; the alarm of a failing judge.
+
+Covers r3.train.sampler.
+"""
 
 from __future__ import annotations
 

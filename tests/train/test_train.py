@@ -1,4 +1,7 @@
-"""`r3 train` from the command line: same seed, same run; all mechanisms; every method; what is left on disk."""
+"""`r3 train` from the command line: same seed, same run; all mechanisms; every method; what is left on disk.
+
+Covers r3.train.loop, r3.train.session, r3.train.stream.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cage with real faults: hung, bloated, crashed and killed workers, dead parents, forks, threads and Ctrl-C."""
+"""The cage with real faults: hung, bloated, crashed and killed workers, dead parents, forks, threads and Ctrl-C.
+
+Covers r3.verify.forkserver, r3.verify.descendants.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The fast path: exact, and wrong only when certain."""
+"""The fast path: exact, and wrong only when certain.
+
+Covers r3.verify.boxes, r3.verify.canonical, r3.verify.equality, r3.verify.numbers, r3.verify.outline, r3.verify.units.
+"""
 
 from __future__ import annotations
 

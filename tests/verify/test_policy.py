@@ -1,4 +1,7 @@
-"""The policy page, row by row, and agreement with the public cases."""
+"""The policy page, row by row, and agreement with the public cases.
+
+Covers r3.verify.maths, r3.verify.symbolic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A reward made of several functions: `verify.rewards`."""
+"""A reward made of several functions: `verify.rewards`.
+
+Covers r3.verify.judge.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from r3.samples import Query
 from r3.verify import Reward, RewardsJudge, Verdict, VerifierError
-from r3.verify.base import PlainJudge
+from r3.verify.judge import PlainJudge
 from r3.verify.rewards import think
 
 QUERY = Query("q", "2+2=", "4")

@@ -1,4 +1,7 @@
-"""Runs that are cut, empty, old, damaged or just beginning: something sensible is shown, and never a traceback."""
+"""Runs that are cut, empty, old, damaged or just beginning: something sensible is shown, and never a traceback.
+
+Covers r3.view.runs, r3.view.columns.
+"""
 
 from __future__ import annotations
 

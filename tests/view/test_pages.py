@@ -1,4 +1,7 @@
-"""Every page in a real Chromium, over a real run served by a real `r3 view`."""
+"""Every page in a real Chromium, over a real run served by a real `r3 view`.
+
+Covers r3.view.api, r3.view.buffers, r3.view.queries, r3.commands.view.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def test_the_overview_draws_every_chart_and_opens_a_step(finished: Path, serve: 
     visit(page, serve(finished))
     assert page.locator(".grid").first.locator(".chart").count() == 17
     titles = page.locator(".chart h3").all_inner_texts()
-    for title in ("Accuracy", "Reward", "Groups", "Truncated", "Entropy", "Length", "Seconds a step", "What R³ did"):
+    for title in ("Accuracy", "Reward", "Groups", "Truncated", "Entropy", "Length", "Seconds per step", "What R³ did"):
         assert any(text.startswith(title) for text in titles)
     assert page.locator(".grid").first.locator("canvas").count() == 17
     assert "finished · step 6 of 6" in page.locator(".status").inner_text()

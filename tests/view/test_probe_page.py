@@ -1,4 +1,7 @@
-"""What `r3 probe` found, in the browser: alone, beside runs, in an export, and damaged."""
+"""What `r3 probe` found, in the browser: alone, beside runs, in an export, and damaged.
+
+Covers r3.view.probes.
+"""
 
 from __future__ import annotations
 

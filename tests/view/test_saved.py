@@ -1,4 +1,7 @@
-"""What a real run saves for the pages agrees with its buffer and with the method."""
+"""What a real run saves for the pages agrees with its buffer and with the method.
+
+Covers r3.view.answers, r3.view.steps.
+"""
 
 from __future__ import annotations
 

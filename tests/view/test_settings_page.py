@@ -1,4 +1,7 @@
-"""The settings of a run: what config.yaml says, and what of it differs from the defaults."""
+"""The settings of a run: what config.yaml says, and what of it differs from the defaults.
+
+Covers r3.view.resolved.
+"""
 
 from __future__ import annotations
 

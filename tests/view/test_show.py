@@ -14,7 +14,7 @@ def test_a_summary_with_curves(finished: Path, capsys: pytest.CaptureFixture[str
     assert main(["show", str(finished)]) == 0
     text = capsys.readouterr().out
     assert "finished, step 6 of 6" in text
-    assert "r3 on file" in text
+    assert "r3-paper on file" in text
     for row in ("accuracy", "solve-none", "replayed answers", "reflection groups", "tokens/s"):
         assert any(line.startswith(row) for line in text.splitlines())
     assert set(text) & set("▁▂▃▄▅▆▇█")

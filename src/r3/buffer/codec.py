@@ -147,7 +147,7 @@ def _count(value: int, name: str) -> int:
 
 
 def _checksum(fields: tuple[Any, ...], arrays: bytes) -> int:
-    text = "\0".join(map(str, fields))  # whatever a damaged page may hold has a text too
+    text = "\0".join(map(str, fields))  # a damaged page may hold any type
     return zlib.crc32(arrays, zlib.crc32(text.encode("utf-8", "surrogatepass")))
 
 

@@ -1,4 +1,4 @@
-"""What the buffer answers besides samples: rates, counts, and what people ask who look at it."""
+"""What the buffer answers besides samples: rates, counts, and the overview that `r3 view` and `r3 buffer` show."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from r3.samples import CONTEXT_KINDS, ContextKind
 
 
 class Attempts(NamedTuple):
-    """Verified attempts at a query, over everything ever sampled."""
+    """How often a query was tried and solved, counting verified answers only, evicted ones included."""
 
     tried: int
     solved: int
 
 
 class Reflected(NamedTuple):
-    """Answers after a shown failure, and the plain ones to the same queries in the same steps: what reflection adds."""
+    """Attempts under a reflection prompt, and the plain ones at the same queries in the same steps, to compare with."""
 
     after: Attempts
     plain: Attempts
@@ -33,7 +33,7 @@ class Rewound(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """All that was ever stored up to the end of a step, in figures: where they are equal, so are the samples."""
+    """Totals of everything stored up to the end of a step. Two buffers with equal totals hold the same samples."""
 
     step: int
     """The newest step with samples; -1 in an empty buffer."""
@@ -45,7 +45,7 @@ class Contents(NamedTuple):
     tried: int
     solved: int
     digest: str | None
-    """Over the checksums of all samples in the order stored; None where an earlier version wrote the file."""
+    """A hash over the checksums of all samples in the order stored; None in a file of an earlier version."""
 
 
 class LedgerEntry(NamedTuple):
@@ -67,7 +67,7 @@ class QueryRate(NamedTuple):
 
 
 class AtStep(NamedTuple):
-    """Living samples at the end of a step, and how many were ever evicted until then."""
+    """Living samples at the end of a step, and how many had been evicted by then."""
 
     step: int
     right: int
@@ -149,7 +149,7 @@ def number_of(context: ContextKind) -> int:
 def attempts(
     db: sqlite3.Connection, query: int, reflection: int | None, since_step: int, newest: int | None
 ) -> Attempts | None:
-    """The attempts at a query since a step, or only those of the last steps that hold so many of them."""
+    """The attempts at a query since a step; with `newest`, only those of the last steps that hold that many."""
     kind = "" if reflection is None else f"AND reflection = {reflection}"
     newer = "SUM(SUM(tried)) OVER (ORDER BY step DESC) - SUM(tried)"
     select = (

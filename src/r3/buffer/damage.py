@@ -1,6 +1,6 @@
-"""Is the file still what was written, and what of a damaged one can still be read?
+"""Checks that a buffer is still what was written, and saves what is readable of a damaged one.
 
-SQLite checks pages and indexes, checksums the samples, a recount the totals. Salvaging copies id by id.
+SQLite checks pages and indexes, checksums cover the samples, and a recount the totals. Salvaging copies id by id.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Salvaged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Books:
-    """All but the samples: the small tables, read whole."""
+class _SmallTables:
+    """Everything but the samples, read whole."""
 
     queries: list[tuple[int, str]]
     attempts: list[tuple[int, ...]]
@@ -80,18 +80,18 @@ def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> S
         try:
             writer, doing = database.connect_writer(goal), explained(goal, f"salvaging {origin}")
             with closing(writer), doing, database.transaction(writer, "BEGIN IMMEDIATE") as db:
-                books = _read_books(damaged_db)
-                keys = {uid: key for key, uid in books.queries} if books else {}
+                tables = _read_small_tables(damaged_db)
+                keys = {uid: key for key, uid in tables.queries} if tables else {}
                 kept, unreadable = _copy_samples(damaged_db, origin, db, end, keys)
-                _write_books(db, books, keys)
+                _write_small_tables(db, tables, keys)
         finally:
             lock.release()
     expected = None
-    if books is not None:
-        last = books.steps[-1] if books.steps else Totals()
-        expected = last.alive + last.evicted - books.settled[1]
+    if tables is not None:
+        last = tables.steps[-1] if tables.steps else Totals()
+        expected = last.alive + last.evicted - tables.settled[1]
     missing = None if expected is None else expected - kept
-    return Salvaged(kept, tuple(unreadable), missing, ledger_kept=books is not None)
+    return Salvaged(kept, tuple(unreadable), missing, ledger_kept=tables is not None)
 
 
 def _end_of_ids(db: sqlite3.Connection) -> int:
@@ -104,20 +104,20 @@ def _end_of_ids(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM samples").fetchone()[0])
 
 
-def _read_books(db: sqlite3.Connection) -> _Books | None:
+def _read_small_tables(db: sqlite3.Connection) -> _SmallTables | None:
     """The small tables, if each can be read and they agree with each other."""
     try:
-        books = _Books(
+        tables = _SmallTables(
             queries=db.execute("SELECT key, uid FROM queries ORDER BY key").fetchall(),
             attempts=db.execute("SELECT query, reflection, step, tried, solved FROM attempts").fetchall(),
             steps=[Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")],
             settled=db.execute("SELECT step, rows FROM settled").fetchone(),
             notes=notes.exported(db),
         )
-        last = books.steps[-1] if books.steps else Totals()
-        tried, solved = sum(row[3] for row in books.attempts), sum(row[4] for row in books.attempts)
-        agree = [key for key, _ in books.queries] == list(range(1, last.queries + 1))
-        return books if agree and (tried, solved) == (last.tried, last.tried_solved) else None
+        last = tables.steps[-1] if tables.steps else Totals()
+        tried, solved = sum(row[3] for row in tables.attempts), sum(row[4] for row in tables.attempts)
+        agree = [key for key, _ in tables.queries] == list(range(1, last.queries + 1))
+        return tables if agree and (tried, solved) == (last.tried, last.tried_solved) else None
     except (sqlite3.DatabaseError, TypeError):
         return None
 
@@ -140,16 +140,16 @@ def _copy_samples(
     return kept, unreadable
 
 
-def _write_books(db: sqlite3.Connection, books: _Books | None, keys: dict[str, int]) -> None:
+def _write_small_tables(db: sqlite3.Connection, tables: _SmallTables | None, keys: dict[str, int]) -> None:
     db.executemany("INSERT INTO queries VALUES (?, ?)", [(key, uid) for uid, key in keys.items()])
-    if books is None:
+    if tables is None:
         db.execute(
             "INSERT INTO attempts SELECT query, reflection, step, COUNT(outcome), SUM(outcome) FROM samples "
             "WHERE outcome IS NOT NULL GROUP BY query, reflection, step"
         )
     else:
-        db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", books.attempts)
-        db.execute("UPDATE settled SET step = ?, rows = ?", books.settled)
-        notes.restore(db, books.notes)
-    for row in totals.rebuild(db, {row.step: row for row in books.steps} if books else {}):
+        db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", tables.attempts)
+        db.execute("UPDATE settled SET step = ?, rows = ?", tables.settled)
+        notes.restore(db, tables.notes)
+    for row in totals.rebuild(db, {row.step: row for row in tables.steps} if tables else {}):
         totals.save(db, row)

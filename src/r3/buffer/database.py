@@ -30,7 +30,7 @@ MEMORY = ":memory:"
 VERSION = 1
 APPLICATION_ID = 0x72335342  # "r3SB"
 
-# A response's blob fills whole pages but for its last; 4 KiB wastes about 1 KiB a sample where 16 KiB would waste 4.
+# A response's blob fills whole pages but for its last; 4 KiB wastes about 1 KiB per sample where 16 KiB would waste 4.
 PAGE_SIZE = 4096
 
 _SMALLEST_DATABASE = 512
@@ -153,7 +153,7 @@ def connect_reader(path: str) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, begin: str) -> Iterator[sqlite3.Connection]:
-    """All that is done inside, or none of it."""
+    """Commit everything done inside the block, or nothing."""
     db.execute(begin)
     try:
         yield db
@@ -164,7 +164,7 @@ def transaction(db: sqlite3.Connection, begin: str) -> Iterator[sqlite3.Connecti
 
 
 def inspect(path: str) -> None:
-    """Refuse a file that is not ours or of a later version, without changing it, its locks or its neighbours.
+    """Refuse a file that is no sample buffer or of a later version, without changing it, its locks or files beside it.
 
     Through SQLite and not with `open`: closing a plain descriptor would drop the locks that another connection of this
     process holds on the same file (POSIX locks belong to the process). `immutable` takes no lock and makes no file.
@@ -206,7 +206,7 @@ def _not_a_buffer(path: str) -> SampleBufferError:
 
 
 def _create(path: str) -> None:
-    """Make the whole file aside and rename it, so that no half-made file ever bears the name."""
+    """Create the file under another name and rename it, so that a half-made one is never found."""
     new = path + ".new"
     for leftover in (new, new + "-wal", new + "-shm", new + "-journal"):
         with contextlib.suppress(FileNotFoundError):
@@ -230,7 +230,7 @@ def _create_tables(db: sqlite3.Connection) -> None:
 
 
 def files_of(path: str) -> dict[str, tuple[int, int]]:
-    """Which files bear the buffer's names now, by device and number."""
+    """Device and inode of the files that have the buffer's names now."""
     files = {}
     for name in () if path == MEMORY else (path, path + "-wal"):
         with contextlib.suppress(FileNotFoundError):
@@ -297,7 +297,7 @@ def damaged(path: str, detail: str) -> SampleBufferError:
 
 @contextmanager
 def explained(path: str, doing: str) -> Iterator[None]:
-    """Raise whatever SQLite raises inside as a `SampleBufferError` about `path`."""
+    """Turn an SQLite error raised inside the block into a `SampleBufferError` about `path`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -320,7 +320,7 @@ def _explain(path: str, doing: str, error: sqlite3.Error) -> SampleBufferError:
     return SampleBufferError(f"{path}: {doing} failed ({name}: {error}); {fix}")
 
 
-# Input errors of a disk that does not give back what it was given; the other input and output errors are of writing.
+# I/O errors of reading; all other I/O errors are of writing.
 _UNREADABLE = ("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPTFS")
 _FIXES = {
     sqlite3.SQLITE_BUSY: "another program keeps the file locked: close it there and try again",

@@ -32,7 +32,7 @@ WHERE evicted_at IS NULL AND (outcome IS 1) = ? ORDER BY id LIMIT ?
 def evict(
     db: sqlite3.Connection, totals: Totals, queries: Iterable[int], per_query: int | None, total: int | None
 ) -> Totals:
-    """Bring the given queries, then the whole, down to their limits; the totals after it."""
+    """Bring the given queries, then the whole buffer, down to their limits. Returns the totals afterwards."""
     if per_query is not None:
         for query in queries:
             solved, alive = db.execute(_QUERY_COUNTS, (query,)).fetchone()
@@ -48,7 +48,7 @@ def evict(
 
 
 def shares(right: int, wrong: int, excess: int) -> tuple[int, int]:
-    """How many right and how many wrong ones go when `excess` go one by one, each from the more common outcome.
+    """How many right and how many wrong samples go when `excess` go one by one, each from the more common outcome.
 
     >>> shares(right=1, wrong=10, excess=5), shares(right=3, wrong=5, excess=5), shares(right=9, wrong=2, excess=1)
     ((0, 5), (1, 4), (1, 0))

@@ -1,7 +1,7 @@
 """The whole buffer as one file that other tools read: `.jsonl`, `.jsonl.gz` or `.parquet`, by its suffix.
 
 There is one record per sample, in order of id, evicted ones included (`evicted_at` is not null). The header before
-them (the first line; in Parquet, the file's metadata under `r3`) says what samples cannot tell: query order, ledger,
+them (the first line; in Parquet, the file's metadata under `r3`) holds what samples do not: query order, ledger and
 totals. So an import gives back the same buffer, down to ids, rates, and how far it can be rewound. Memory does not grow
 with the number of tokens.
 """
@@ -168,7 +168,7 @@ def import_(db: sqlite3.Connection, source: str) -> int:
     if not os.path.isfile(source):
         raise SampleBufferError(f"{source}: no such file; check the path")
     header, records = read(source)
-    _restore_books(db, source, header)
+    _restore_tables(db, source, header)
     keys = {uid: key for key, uid in enumerate(header["queries"], 1)}
     last_id, n = 0, 0
     for where, record in records:
@@ -189,7 +189,7 @@ def import_(db: sqlite3.Connection, source: str) -> int:
     return n
 
 
-def _restore_books(db: sqlite3.Connection, source: str, header: _Record) -> None:
+def _restore_tables(db: sqlite3.Connection, source: str, header: _Record) -> None:
     try:
         db.executemany("INSERT INTO queries VALUES (?, ?)", list(enumerate(header["queries"], 1)))
         db.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", header["attempts"])

@@ -1,4 +1,4 @@
-"""What the algorithm notes beside samples, each row with the step that wrote it, so that a rewind takes it back too.
+"""What the algorithm records besides samples. Each row names the step that wrote it, so that a rewind removes it too.
 
 joined      how often answers of one text joined a group, and how likely they were when they first did. Answers are
             known by their query and text, not by their id: one that is written twice, or that an earlier run wrote, is
@@ -30,26 +30,26 @@ _ADD = (
 )
 _KEEP = "UPDATE joined SET logprobs = ? WHERE query = ? AND fingerprint = ? AND step = ?"
 USED_UP = "SELECT fingerprint FROM joined WHERE query = ? GROUP BY fingerprint HAVING SUM(times) >= ?"
-"""The texts of a query that joined at least so often."""
+"""The texts of a query that joined at least a given number of times."""
 
 
 def add(db: sqlite3.Connection, step: int, samples: Iterable[Sample], keys: dict[str, int]) -> None:
-    """Each of these joined a group once more; `keys` are the queries'."""
+    """Count that each of these samples joined a group once more. `keys` has each query's integer key."""
     times = Counter((keys[sample.query_id], sample.fingerprint) for sample in samples)
     db.executemany(_ADD, [(query, fingerprint, step, n) for (query, fingerprint), n in times.items()])
 
 
-def keep(db: sqlite3.Connection, step: int, found: Iterable[tuple[Sample, FloatArray]], keys: dict[str, int]) -> None:
-    """The log-probs that these had when they joined at this step."""
+def keep(db: sqlite3.Connection, step: int, joined: Iterable[tuple[Sample, FloatArray]], keys: dict[str, int]) -> None:
+    """Store the log-probs that these samples had when they joined at this step."""
     rows = [
         (logprobs.astype("<f4").tobytes(), keys[sample.query_id], sample.fingerprint, step)
-        for sample, logprobs in found
+        for sample, logprobs in joined
     ]
     db.executemany(_KEEP, rows)
 
 
 def of_query(db: sqlite3.Connection, query: int) -> dict[bytes, Joins]:
-    """By text: how often it joined, and its log-probs when it first did, where they were kept."""
+    """How often each text joined, and its log-probs when it first did, where they were kept; by fingerprint."""
     joins: dict[bytes, Joins] = {}
     rows = db.execute("SELECT fingerprint, times, logprobs FROM joined WHERE query = ? ORDER BY step", (query,))
     for fingerprint, times, blob in rows:
@@ -62,13 +62,13 @@ def of_query(db: sqlite3.Connection, query: int) -> dict[bytes, Joins]:
 
 
 def add_late_pairs(db: sqlite3.Connection, step: int, groups: Iterable[tuple[float, int]]) -> None:
-    """What the groups of a step say of the ranking's order: pairs that it has right, of how many."""
+    """Store for each group of a step how many of its pairs the ranking ordered correctly, and how many there were."""
     rows = [(step, number, in_order, pairs) for number, (in_order, pairs) in enumerate(groups)]
     db.executemany("INSERT INTO late_pairs VALUES (?, ?, ?, ?)", rows)
 
 
 def late_pairs(db: sqlite3.Connection, newest: int) -> list[tuple[float, int]]:
-    """Of each group of the last steps (whole ones) that hold so many pairs."""
+    """The pairs of each group, newest step first, of as many whole steps as it takes to reach `newest` pairs."""
     groups: list[tuple[float, int]] = []
     counted, last = 0, None
     for step, in_order, pairs in db.execute("SELECT step, in_order, pairs FROM late_pairs ORDER BY step DESC, number"):
@@ -80,7 +80,7 @@ def late_pairs(db: sqlite3.Connection, newest: int) -> list[tuple[float, int]]:
 
 
 def forget_after(db: sqlite3.Connection, step: int) -> None:
-    """Take back what later steps wrote."""
+    """Remove what later steps wrote."""
     db.execute("DELETE FROM joined WHERE step > ?", (step,))
     db.execute("DELETE FROM late_pairs WHERE step > ?", (step,))
 
@@ -100,7 +100,7 @@ def exported(db: sqlite3.Connection) -> dict[str, list[list[Any]]]:
 
 
 def restore(db: sqlite3.Connection, tables: Mapping[str, Any]) -> None:
-    """What `exported` gave."""
+    """Store again what `exported` gave."""
     db.executemany(
         "INSERT INTO joined VALUES (?, ?, ?, ?, ?)",
         [

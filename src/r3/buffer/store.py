@@ -122,15 +122,15 @@ class SampleBuffer:
             with self._writing(f"counting {len(joined)} replayed samples") as db:
                 notes.add(db, step, joined, dict(self._known(db, {s.query_id for s in joined})))
 
-    def keep_logprobs(self, step: int, found: Iterable[tuple[Sample, FloatArray]]) -> None:
-        """Keep the log-probs that samples had which joined a group at this step."""
-        known = list(found)
+    def keep_logprobs(self, step: int, joined: Iterable[tuple[Sample, FloatArray]]) -> None:
+        """Keep the log-probs that samples had when they joined a group at this step."""
+        known = list(joined)
         if known:
             with self._writing(f"keeping log-probs of {len(known)} replayed samples") as db:
                 notes.keep(db, step, known, dict(self._known(db, {s.query_id for s, _ in known})))
 
     def note_late_pairs(self, step: int, groups: Iterable[tuple[float, int]]) -> None:
-        """Note for groups of this step how many pairs of a right and a wrong late answer the ranking had in order."""
+        """Store for each group of this step how many pairs of late answers were ranked right, of how many."""
         counted = list(groups)
         if counted:
             with self._writing(f"noting the pairs of {len(counted)} groups") as db:
@@ -188,10 +188,10 @@ class SampleBuffer:
     ) -> dict[str, list[Sample]]:
         """The living samples of each query, newest first; an empty list for a query without any.
 
-        `outcome`: only right (True) or only wrong (False) ones. `limit`: so many per query. `context`: only those drawn
-        under that kind of prompt. `since_version`: only those of this policy version or later (an age limit).
-        `distinct`: of equal responses, token by token, only the newest. `joined_below`: only those whose text joined a
-        group less often (`note_joined`).
+        `outcome`: only right (True) or only wrong (False) ones. `limit`: at most that many per query. `context`: only
+        those drawn under that kind of prompt. `since_version`: only those of this policy version or later (an age
+        limit). `distinct`: of equal responses, token by token, only the newest. `joined_below`: only those whose text
+        joined a group less often (`note_joined`).
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, or None for all, not {limit}")
@@ -224,7 +224,7 @@ class SampleBuffer:
     ) -> dict[str, Attempts]:
         """Verified attempts at each query since `since_step`, evicted ones included; queries without any are absent.
 
-        With `newest`, only the last steps of each query that hold so many attempts (or more, as steps are not split).
+        With `newest`, only the last steps of each query that together hold that many attempts (steps are not split).
         """
         reflection = None if context is None else counts.number_of(context)
         with self._reading("reading attempts") as db:
@@ -239,12 +239,12 @@ class SampleBuffer:
             return {query_id: notes.of_query(db, key) for query_id, key in known}
 
     def late_pairs(self, newest: int) -> list[tuple[float, int]]:
-        """What was noted of the groups of the last steps (whole ones) that hold so many pairs."""
+        """What `note_late_pairs` stored, for as many of the last steps as it takes to reach `newest` pairs."""
         with self._reading("reading the ranking's pairs") as db:
             return notes.late_pairs(db, newest)
 
     def reflected(self, newest: int) -> Reflected:
-        """The last `newest` reflection answers (whole steps), and the plain ones to the same queries in those steps."""
+        """The last `newest` attempts under reflection (whole steps), and the plain ones at those queries and steps."""
         with self._reading("reading attempts") as db:
             return counts.reflected(db, newest)
 
@@ -277,7 +277,7 @@ class SampleBuffer:
             return counts.overview(db, hardest)
 
     def contents(self, until: int | None = None) -> Contents:
-        """What was stored so far, or up to the end of step `until`, in figures that a checkpoint can keep."""
+        """Totals of what is stored, now or as of the end of step `until`, for a checkpoint to keep."""
         with self._reading("reading its totals") as db:
             return counts.contents(db, until)
 
@@ -287,7 +287,7 @@ class SampleBuffer:
             return int(db.execute("SELECT step FROM settled").fetchone()[0])
 
     def missing_rows(self, until: int) -> int:
-        """How many samples the totals of step `until` count that the table does not hold."""
+        """How many samples are counted in the totals of step `until` but missing from the table."""
         with self._reading("counting its samples") as db:
             return counts.missing_rows(db, until)
 
@@ -350,7 +350,7 @@ class SampleBuffer:
             self._files = database.files_of(self.path)
 
     def _refuse_if_moved(self) -> None:
-        """Writing into a file that was removed or replaced would succeed, and be lost when we let go of it."""
+        """Writing into a file that was removed or replaced would succeed, and be lost when we close it."""
         now = database.files_of(self.path)
         for name, file in self._files.items():
             if now.get(name) != file:
@@ -370,7 +370,7 @@ class SampleBuffer:
         return self._db
 
     def close(self) -> None:
-        """Let go of the file. Closing twice, or in a forked child (where nothing is held), does nothing."""
+        """Close the file. Closing twice, or in a forked child (where nothing is held), does nothing."""
         if os.getpid() != self._pid:
             return
         with self._turn, explained(self.path, "closing it"):

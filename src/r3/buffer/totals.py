@@ -102,7 +102,7 @@ def digests(db: sqlite3.Connection) -> list[tuple[int, str]]:
 
 
 def extend_digest(db: sqlite3.Connection, step: int, checksums: Sequence[tuple[int, int]]) -> None:
-    """Take in the (id, checksum) of the samples that were stored at `step`."""
+    """Extend the digest by the (id, checksum) pairs of the samples stored at `step`."""
     digest = hashlib.blake2b(load_digest(db) or b"", digest_size=16)
     digest.update(struct.pack("<Q", step))
     for sample_id, checksum in checksums:
@@ -111,7 +111,7 @@ def extend_digest(db: sqlite3.Connection, step: int, checksums: Sequence[tuple[i
 
 
 def enter_attempts(db: sqlite3.Connection, step: int, samples: Sequence[Sample], keys: dict[str, int]) -> None:
-    """Add verified attempts to the ledger; `keys` are the queries'."""
+    """Add verified attempts to the ledger. `keys` has each query's integer key."""
     ledger: dict[tuple[int, int], list[bool]] = {}
     for sample in samples:
         if sample.outcome is not None:
@@ -126,7 +126,7 @@ def enter_attempts(db: sqlite3.Connection, step: int, samples: Sequence[Sample],
 
 
 def rebuild(db: sqlite3.Connection, kept: dict[int, Totals]) -> list[Totals]:
-    """The totals of every step, counted from the rows; `kept` says for its steps what rows cannot (ids, queries).
+    """The totals of every step, counted from the rows; `kept` has what rows do not tell (ids, queries).
 
     Living at the end of a step is what was added until then, less what was evicted until then.
     """
@@ -169,7 +169,7 @@ def rebuild(db: sqlite3.Connection, kept: dict[int, Totals]) -> list[Totals]:
 
 
 def disagreement(db: sqlite3.Connection) -> str | None:
-    """What the stored totals say that the rows do not, for every step to which a rewind may go; None if all is well."""
+    """The first step, of those a rewind may reach, whose totals do not match the rows; None if all match."""
     said = [Totals(*row) for row in db.execute("SELECT * FROM steps ORDER BY step")]
     (settled,) = db.execute("SELECT step FROM settled").fetchone()
     first = max((row.step for row in said if row.step <= settled), default=NOTHING)  # earlier rows were settled away

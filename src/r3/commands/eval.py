@@ -133,7 +133,7 @@ def _fill_in(arguments: argparse.Namespace, trained: TrainedRun | None) -> None:
 def _write_side_by_side(folder: Path) -> None:
     """The results of all of a run's checkpoints as one table, in the order of their steps."""
     from r3.evaluate.results import paper_table
-    from r3.run.files import write_atomically
+    from r3.run.disk import write_atomically
 
     found = [json.loads(path.read_bytes()) for path in sorted(folder.glob("step-*/results.json"))]
     table = paper_table(found)

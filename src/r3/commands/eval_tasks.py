@@ -248,8 +248,8 @@ def _judge(name: str) -> Judge:
     """The judge of that name, or a function by its dotted path."""
     from r3.tasks.files import boxed_verdict
     from r3.verify import FunctionJudge, MathVerifier
-    from r3.verify.base import PlainJudge
     from r3.verify.functions import importable
+    from r3.verify.judge import PlainJudge
 
     if name in JUDGES:
         return PlainJudge(boxed_verdict) if name == "boxed" else MathVerifier()

@@ -13,7 +13,7 @@ EPILOG = """\
 examples:
   r3 probe                                             the embedded default
   r3 probe recipes/deepscaler-1.5b.yaml --out probe    also probe/probe.json, report.txt and recipe.yaml
-  r3 train probe/recipe.yaml                           train with the settings that follow
+  r3 train probe/recipe.yaml                           train with the advised settings
 
 Trains nothing. The same recipe, run.seed and --tokens give the same answers and numbers.
 """
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE.yaml", help="a recipe; without one, the embedded default")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings over the recipe's")
     parser.add_argument(
-        "--tokens", type=int, metavar="N", help="generate at most so many (default: 512 groups at full length)"
+        "--tokens", type=int, metavar="N", help="tokens to generate at most (default: 512 groups at full length)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
     parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder for probe.json, report.txt, recipe.yaml")
@@ -71,7 +71,7 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
     from r3.probe.draw import draw
     from r3.probe.findings import as_dict, measure
     from r3.probe.terminal import show, snippet
-    from r3.run.files import write_atomically
+    from r3.run.disk import write_atomically
     from r3.train.build import build
     from r3.train.step_metrics import peak_memory_gb
 

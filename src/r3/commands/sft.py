@@ -30,6 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
     before, after = done.losses
     retries = f", {done.retries:,} of them after a failed attempt" if done.retries else ""
     told = f"{done.examples:,} solutions{retries} ({done.too_long:,} too long)"
-    print(f"{told}; held-out loss a token {before:.3f} → {after:.3f}")
+    print(f"{told}; held-out loss per token {before:.3f} → {after:.3f}")
     print(f"written: {done.model}; reinforce it with r3 train RECIPE model.path={done.model}")
     return 0

@@ -25,7 +25,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors, and stop")
     train.add_argument("--changed", action="store_true", help="with --print-config: only what differs from defaults")
     train.add_argument("--dry-run", action="store_true", help="build all but the weights, print the arithmetic, stop")
-    train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of so many")
+    train.add_argument("--processes", type=int, metavar="N", help="with --dry-run: as one of N processes")
     train.add_argument("--quiet", action="store_true", help="no table at the end")
     train.set_defaults(run=run)
 

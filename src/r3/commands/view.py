@@ -61,7 +61,7 @@ def _serve(arguments: argparse.Namespace, runs: list[ViewedRun], probes: list[Vi
     import signal
     import threading
 
-    from r3.view.serving import Viewer
+    from r3.view.server import Viewer
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
     with Viewer(runs, probes, host=arguments.host, port=arguments.port) as viewer:

@@ -1,4 +1,4 @@
-"""From the raw files of a comparison to its numbers: curves on one grid, summaries a variant, tests between them."""
+"""From the raw files of a comparison to its numbers: curves on one grid, summaries per variant, tests between them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from r3.compare.statistics import (
 from r3.evaluate.passk import Estimate
 
 EDGE = 0.1
-"""The start and the end of training, where means are taken over, as shares of the budget."""
+"""How much of the budget counts as the start and as the end of training, for means over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Band:
 
 
 class Comparison:
-    """A comparison's finished cells, those that claims are made from: the seeds that no setting was chosen on.
+    """A comparison's finished cells on fresh seeds, on which no setting was chosen: claims are made from these.
 
-    The others are a comparison of their own, `looked_at`. If there are no fresh seeds, this one holds what was looked
-    at and is `exploratory`: its numbers are told, and nothing is claimed from them.
+    The other seeds form a comparison of their own, `looked_at`. If there are no fresh seeds, this one holds those and
+    is `exploratory`: its numbers are reported, but no claim is made from them.
     """
 
     def __init__(self, plan: dict[str, Any], records: Sequence[Record]) -> None:
@@ -55,12 +55,12 @@ class Comparison:
         self.records = {
             name: sorted((r for r in records if r.variant == name), key=lambda r: r.seed) for name in plan["variants"]
         }
-        self.names = [name for name, found in self.records.items() if found]
+        self.names = [name for name, cells in self.records.items() if cells]
         self.missing = [
             (name, seed)
-            for name, found in self.records.items()
+            for name, cells in self.records.items()
             for seed in plan["seeds"]
-            if seed not in {record.seed for record in found}
+            if seed not in {cell.seed for cell in cells}
         ]
         self.k = records[0].k
         self.problems = records[0].problems
@@ -73,11 +73,11 @@ class Comparison:
 
     @classmethod
     def read(cls, source: Path) -> Comparison:
-        """From the --out of an `r3 compare`, or from its condensed file."""
+        """Load the --out of an `r3 compare`, or its condensed file."""
         return cls(*read_records(source))
 
     def label(self, name: str) -> str:
-        """A variant's name in tables and figures, with what nobody should overlook about it."""
+        """A variant's name in tables and figures, with a warning where it masks truncated answers."""
         return f"{name.removesuffix('-masked')} (truncated masked)" if self.masked(name) else name
 
     def masked(self, name: str) -> bool:
@@ -86,14 +86,14 @@ class Comparison:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Of the evaluations."""
+        """Generated tokens at each evaluation."""
         return ("pass@1",) if self.k == 1 else ("pass@1", f"pass@{self.k}")
 
     def seeds(self, name: str) -> list[int]:
         return [record.seed for record in self.records[name]]
 
     def curves(self, name: str, metric: str, seeds: Sequence[int] | None = None) -> Array:
-        """Held-out curves on the grid, of each problem or of all together. [seeds, problems or 1, grid]"""
+        """Held-out curves on the grid, one per problem or one for all. [seeds, problems or 1, grid]"""
         chosen = [r for r in self.records[name] if seeds is None or r.seed in seeds]
         return np.array([
             [on_grid([e["tokens"] for e in r.evaluations], values, self.grid) for values in self._values(r, metric)]
@@ -101,37 +101,37 @@ class Comparison:
         ])  # fmt: skip
 
     def _values(self, record: Record, metric: str) -> Array:
-        """Of each evaluation. [problems or 1, evaluations]"""
+        """The metric at each evaluation. [problems or 1, evaluations]"""
         if not self.by_problem:
             return np.array([[e[metric] for e in record.evaluations]])
         right = np.array([e["right"] for e in record.evaluations]).T
         return right / self.k if metric == "pass@1" else (right > 0).astype(float)  # pass@k of k answers: any is right
 
     def band(self, name: str, metric: str) -> Band:
-        """Of a held-out metric."""
+        """The mean curve of a held-out metric."""
         curves = self.curves(name, metric)
         return Band(self.grid, [_share(curves[:, :, place]) for place in range(len(self.grid))])
 
     def training_band(self, name: str, series: str) -> Band:
-        """Of something measured in training (solve_none, entropy, …), where any seed has a value."""
+        """The mean curve of a training metric (solve_none, entropy, …), where any seed has a value."""
         records, mean = self.records[name], mean_interval if series == "entropy" else _share
         columns = zip(*(record.training[series] for record in records), strict=True)
-        found = [
+        points = [
             (tokens, mean([value for value in column if value is not None]))
             for tokens, column in zip(records[0].training["tokens"], columns, strict=True)
             if any(value is not None for value in column)
         ]
-        return Band([float(tokens) for tokens, _ in found if tokens is not None], [point for _, point in found])
+        return Band([float(tokens) for tokens, _ in points if tokens is not None], [value for _, value in points])
 
     def start(self, name: str, metric: str) -> Estimate:
         return _share(self.curves(name, metric)[:, :, 0])
 
     def final(self, name: str, metric: str) -> Estimate:
-        """At the budget exactly: a last step that went over it is interpolated."""
+        """The value exactly at the budget, interpolated where the last step went over it."""
         return _share(self.curves(name, metric)[:, :, -1])
 
     def best(self, name: str, metric: str) -> Estimate:
-        """The best evaluation of each seed: higher than the truth by the luck of the best of many."""
+        """The mean of each seed's best evaluation, which is biased upwards: it is the best of many."""
         return _share([max(e[metric] for e in record.evaluations) for record in self.records[name]])
 
     def edge(self, name: str, series: str, *, last: bool) -> Estimate:
@@ -177,7 +177,7 @@ class Comparison:
                     yield "r3", name
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers of the report, for other programs."""
+        """The report's numbers, for other programs."""
         looked_at = {} if self.looked_at is None else {"looked_at": self.looked_at.as_dict()["variants"]}
         return {
             "exploratory": self.exploratory,
@@ -210,11 +210,11 @@ class Comparison:
 
 
 def _share(values: Sequence[float] | Array) -> Estimate:
-    """Mean of shares; their interval ends where shares do."""
-    found = mean_interval(values)
-    if math.isnan(found.low):
-        return found
-    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
+    """Mean of shares, with its interval cut to [0, 1]."""
+    mean = mean_interval(values)
+    if math.isnan(mean.low):
+        return mean
+    return Estimate(mean.value, max(0.0, mean.low), min(1.0, mean.high))
 
 
 def _edge_mean(values: Sequence[float | None], *, last: bool) -> float:

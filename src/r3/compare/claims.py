@@ -1,4 +1,4 @@
-"""Claims of a user's own: said before a comparison, judged in its report.
+"""A user's claims: made before a comparison, judged in its report.
 
     r3 > grpo                  r3 ends with a higher held-out pass@1 than grpo
     r3 > grpo in pass@4        the same of pass@4, where the recipe draws four answers to a problem
@@ -30,7 +30,7 @@ class Claim:
     metric: str
     more: bool
     factor: float = 1.0
-    """Of theirs, for tokens."""
+    """The share of theirs that ours stays below, for tokens."""
 
 
 def parse(text: str, variants: Sequence[str], k: int) -> Claim:
@@ -58,8 +58,8 @@ def parse(text: str, variants: Sequence[str], k: int) -> Claim:
 
 
 def planned(claims: Sequence[str], known: Sequence[dict[str, Any]], *, before: bool) -> list[dict[str, Any]]:
-    """The claims of a plan with new ones behind them; one that was said before stays as it was."""
-    said = {one["claim"]: one for one in known}
+    """A plan's claims followed by new ones; a claim that is there already stays unchanged."""
+    claims_by_text = {claim["claim"]: claim for claim in known}
     for text in (" ".join(claim.split()) for claim in claims):
-        said.setdefault(text, {"claim": text, "before": before})
-    return list(said.values())
+        claims_by_text.setdefault(text, {"claim": text, "before": before})
+    return list(claims_by_text.values())

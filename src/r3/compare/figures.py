@@ -28,7 +28,7 @@ class Figure:
 def figures_of(comparison: Comparison) -> list[Figure]:
     """Accuracy on held-out problems, and what the paper shows over training: solve-none, solve-all, entropy."""
     names = comparison.names
-    found = [
+    figures = [
         Figure(
             metric.replace("@", "_at_"),
             f"Held-out {metric}",
@@ -44,8 +44,8 @@ def figures_of(comparison: Comparison) -> list[Figure]:
         ("entropy", "Policy entropy", False),
     ):
         bands = {comparison.label(name): comparison.training_band(name, series) for name in names}
-        found.append(Figure(series, title, "share (%)" if percent else "nats per token", bands, percent))
-    return found
+        figures.append(Figure(series, title, "share (%)" if percent else "nats per token", bands, percent))
+    return figures
 
 
 def write_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -84,7 +84,7 @@ def draw_bands(axes: Any, figure: Figure) -> None:
 
 
 def _top(figure: Figure) -> float | None:
-    """Room for the lines and most of their bands: with two or three seeds some bands fill any axis."""
+    """Axis limits with room for the lines and most of their bands; with few seeds some bands would fill any axis."""
     highest = max((point.value for band in figure.bands.values() for point in band.points), default=0.0)
     if highest <= 0:
         return None

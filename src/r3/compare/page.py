@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no other: it follows the system's light or dark, and fits a phone."""
+"""The report as one self-contained HTML file, in light and dark, for desktop and phone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from r3.compare.tables import Table
 
-# Of the lines (r3.evaluate.curves.COLOURS), and what matplotlib draws around them: on light, on dark.
+# Colours of the lines (r3.evaluate.curves.COLOURS) and of what matplotlib draws around them: on light, on dark.
 PAINTS = {
     "#ffffff": ("paper", "#ffffff", "#1b1f26"),
     "#000000": ("ink", "#1d2430", "#e4e8ee"),
@@ -50,13 +50,13 @@ pre { background: var(--paper); border: 1px solid var(--line); border-radius: 8p
 """
 )
 WORDS = 40
-"""Characters from which a cell is a text that may break, rather than a number."""
+"""A cell with at least this many characters is text that may wrap, not a number."""
 
 
 def html_page(
     title: str, setting: Sequence[str], figures: Sequence[Path], tables: Sequence[Table], commands: str
 ) -> str:
-    """Everything of a report, the figures (SVG files) inline."""
+    """The whole report, with its figures (SVG files) inline."""
     drawn = "\n".join(f"<figure>{_inline(path)}</figure>" for path in figures)
     shown = "\n".join(_html_table(table) for table in tables)
     said = "\n".join(f"<p>{html.escape(text)}</p>" for text in setting)
@@ -72,7 +72,7 @@ def html_page(
 
 
 def _inline(path: Path) -> str:
-    """An SVG file without its XML head, in colours that the page sets."""
+    """An SVG file without its XML head, with its colours replaced by the page's."""
     text = path.read_text(encoding="utf-8")
     return re.sub(r"(?<=: )#[0-9a-f]{6}\b", _paint, text[text.index("<svg") :])
 

@@ -19,17 +19,17 @@ from r3.compare.records import read_records
 from r3.config import Config, load_config
 from r3.errors import ConfigError
 from r3.method.presets import METHODS
-from r3.run.files import write_atomically
+from r3.run.disk import write_atomically
 
 FORMAT = 1
 OWN = ("method", "buffer")
 """Sections of the config in which variants may differ."""
 RATE = "train.learning_rate"
-"""The one setting outside of them that a variant may have of its own, tuned for it."""
+"""The only setting outside these sections in which a variant may differ, tuned for it."""
 MACHINE = ("run.", "model.device", "rollout.engine", "rollout.max_rows")
 """Settings that say where and how fast a cell runs, not what it measures."""
 DERIVED = ("train.tokens", "evaluate.every_tokens")
-"""Settings that the plan makes from its own."""
+"""Settings that the plan determines."""
 PLANNED = {
     **dict.fromkeys(("train.steps", "train.epochs", "train.tokens"), "--tokens"),
     "evaluate.every_tokens": "--evaluations",
@@ -50,7 +50,7 @@ class Variant:
 
     @property
     def method(self) -> Variant:
-        """The same without a learning rate of its own."""
+        """The same without its own learning rate."""
         return Variant(self.name, tuple(text for text in self.overrides if not text.startswith(f"{RATE}=")))
 
 
@@ -70,11 +70,11 @@ class Plan:
     baseline: str
     """The variant that the others are measured against."""
     level: float | None = None
-    """A held-out pass@1 that the report gives the tokens to; it changes no cell."""
+    """A held-out pass@1 for which the report gives the tokens needed; no cell depends on it."""
     looked_at: tuple[int, ...] = ()
-    """Seeds that some setting was chosen on: the report makes no claim from them."""
+    """Seeds on which some setting was chosen: the report makes no claim from them."""
     claims: tuple[str, ...] = ()
-    """What the user expects, for the report to judge."""
+    """The user's claims, for the report to judge."""
 
     @property
     def every(self) -> int:
@@ -112,7 +112,7 @@ class Plan:
         return load_config(recipe, self.settings(variant, self.seeds[0], "cells"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan with all that its numbers depend on, for the raw files."""
+        """The plan with everything that its numbers depend on, for the raw files."""
         configs = {variant.name: self.config(variant).model_dump(mode="json") for variant in self.variants}
         common = self.config(self.variants[0].method).model_dump(mode="json")
         return {
@@ -204,7 +204,7 @@ def parse_variant(text: str) -> Variant:
         if key != RATE and key.split(".")[0] not in OWN:
             raise ConfigError(
                 f"--variant {name}: {key} is not part of the method; variants may differ in "
-                f"{', '.join(f'{own}.*' for own in OWN)} and {RATE} alone, all else is set once for every method"
+                f"{', '.join(f'{part}.*' for part in OWN)} and {RATE} alone, all else is set once for every method"
             )
     return Variant(name, (*_preset(preset).overrides, *overrides))
 
@@ -217,7 +217,7 @@ def _check_equal(plan: Plan, variant: Variant) -> Config:
 
 
 def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
-    """Two names for one method would be two rows that differ by nothing, read as two methods that do."""
+    """Refuse two names for the same settings, which a reader would take for two methods."""
     seen: list[tuple[str, dict[str, Any]]] = []
     for name, config in configs:
         settings = config.model_dump(include=set(OWN))
@@ -233,7 +233,7 @@ def _check_different(configs: Sequence[tuple[str, Config]]) -> None:
 
 
 def save_plan(plan: Plan, out: Path) -> dict[str, Any]:
-    """Write the plan, or add new variants and seeds to the one that lies there; refuse one that changes it."""
+    """Write the plan, or add new variants and seeds to an existing one; refuse any other change to it."""
     path = _path(out)
     fresh, known = plan.as_dict(), []
     if path.exists():
@@ -244,7 +244,7 @@ def save_plan(plan: Plan, out: Path) -> dict[str, Any]:
 
 
 def add_claims(claims: Sequence[str], out: Path) -> None:
-    """Let the report of the comparison that lies there judge these claims too."""
+    """Add claims to the existing comparison in `out`."""
     plan, records = read_records(out)
     for claim in claims:
         parse(claim, list(plan["variants"]), records[0].k)
@@ -270,7 +270,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, An
     before, after = ({key: plan[key] for key in keys} for plan in (old, new))
     changed = differing(before, known_then(before, after, {"common": defaults}))
     for name in old["variants"].keys() & new["variants"].keys():
-        was, now = ({own: plan["variants"][name].get(own) for own in (*OWN, RATE)} for plan in (old, new))
+        was, now = ({key: plan["variants"][name].get(key) for key in (*OWN, RATE)} for plan in (old, new))
         changed += [f"{name}: {key}" for key in differing(was, known_then(was, now, defaults))]
     changed = [key for key in changed if not key.removeprefix("common.").startswith((*MACHINE, *DERIVED))]
     if changed:
@@ -284,30 +284,30 @@ def _merged(old: dict[str, Any], new: dict[str, Any], out: Path) -> dict[str, An
 
 
 def undeclared(plan: Plan, out: Path) -> list[str]:
-    """A line for each comparison that has shown results for these seeds on this task, if the plan does not say so."""
+    """A line for each other comparison that has results for these seeds on this task, unless the plan declares it."""
     fresh = plan.as_dict()
-    found = []
+    lines = []
     for path in sorted({_path(out), *out.parent.glob("*/raw/plan.json")}):
         if not path.exists():
             continue
         old = json.loads(path.read_bytes())
-        own = path.parent.parent == out
-        beds = [(made["common"]["model"]["path"], made["common"]["task"]) for made in (old, fresh)]
-        if beds[0] != beds[1] or (own and fresh["variants"].keys() <= old["variants"].keys()):
-            continue  # of another bed; or the same command goes on with its own cells
+        same_folder = path.parent.parent == out
+        tasks = [(made["common"]["model"]["path"], made["common"]["task"]) for made in (old, fresh)]
+        if tasks[0] != tasks[1] or (same_folder and fresh["variants"].keys() <= old["variants"].keys()):
+            continue  # another model or task; or the same command goes on with its cells
         seen = {int(raw.stem.rpartition("-seed")[2]) for raw in path.parent.glob("*-seed*.json")}
-        declared = {*plan.looked_at, *(old.get("looked_at", ()) if own else ())}
+        declared = {*plan.looked_at, *(old.get("looked_at", ()) if same_folder else ())}
         shared = sorted(seen & set(plan.seeds) - declared)
         if shared:
-            found.append(
+            lines.append(
                 f"note: {path.parent.parent} has results for {seed_list(shared)} of this task already; if a setting "
                 "was chosen after seeing them, name them in --looked-at and add fresh seeds"
             )
-    return found
+    return lines
 
 
 def seed_list(seeds: Sequence[int]) -> str:
-    """Seeds in words.
+    """The seeds, with consecutive ones as ranges.
 
     >>> seed_list([0, 1, 2, 5]), seed_list([4])
     ('seeds 0 to 2, 5', 'seed 4')
@@ -318,8 +318,8 @@ def seed_list(seeds: Sequence[int]) -> str:
             runs[-1].append(seed)
         else:
             runs.append([seed])
-    told = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {told}"
+    ranges = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {ranges}"
 
 
 def known_then(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,11 +345,11 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str =
     >>> differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
     ['a.c 2 → 3']
     """
-    found: list[str] = []
+    lines: list[str] = []
     for key in dict.fromkeys([*before, *after]):
-        one, other = before.get(key), after.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += differing(one, other, f"{prefix}{key}.")
-        elif one != other:
-            found.append(f"{prefix}{key} {one} → {other}")
-    return found
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += differing(old, new, f"{prefix}{key}.")
+        elif old != new:
+            lines.append(f"{prefix}{key} {old} → {new}")
+    return lines

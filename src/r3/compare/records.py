@@ -1,6 +1,6 @@
-"""The raw numbers of a cell: a small JSON file made from a finished run's metrics. Reports are made of these alone.
+"""The raw numbers of a cell: a small JSON file made from a finished run's metrics. Reports need nothing else.
 
-A comparison's plan and cells lie in its --out as raw/plan.json and a file for each cell, or condensed in one file.
+A comparison's plan and cells are in its --out as raw/plan.json and a file per cell, or condensed into one file.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from r3.errors import RunError
 from r3.run import RunFiles, read_metrics
-from r3.run.files import write_atomically
+from r3.run.disk import write_atomically
 
 BINS = 20
-"""Points of a cell's training curves: steps are averaged by where in the budget they lie."""
+"""Points of a cell's training curves: steps are averaged within equal parts of the budget."""
 SERIES = ("solve_none", "solve_all", "entropy", "truncated", "accuracy", "length/mean")
 TOTALS = (
     "tokens/generated",
@@ -47,7 +47,7 @@ class Record:
     seed: int
     command: str
     k: int
-    """Answers to each held-out problem, so the k of its pass@k."""
+    """Answers per held-out problem: the k of its pass@k."""
     problems: int
     evaluations: Sequence[Mapping[str, Any]]
     """In order: step, tokens, pass@1, pass@k, truncated, length; and how many answers to each held-out problem were
@@ -61,7 +61,7 @@ class Record:
 
 
 def record_of(directory: Path, *, variant: str, seed: int, command: str, tokens: int) -> Record:
-    """What a finished run has to say; refuses one that has not spent its tokens."""
+    """The record of a finished run; refuses one that has not spent its tokens."""
     files = RunFiles(directory)
     lines = list(read_metrics(files.metrics_path))
     steps = [line for line in lines if line["step"] > 0]
@@ -84,7 +84,7 @@ def record_of(directory: Path, *, variant: str, seed: int, command: str, tokens:
 
 
 def _evaluation(line: Mapping[str, Any], k: int) -> dict[str, Any]:
-    found = {
+    numbers = {
         "step": line["step"],
         "tokens": line.get("tokens/total", 0),
         "pass@1": _tidy(line["heldout/accuracy"]),
@@ -93,14 +93,14 @@ def _evaluation(line: Mapping[str, Any], k: int) -> dict[str, Any]:
         "length": _tidy(line["heldout/tokens"]),
     }
     each = line.get("heldout/right_each")  # runs of older versions have the sum alone
-    return found if each is None else {**found, "right": each}
+    return numbers if each is None else {**numbers, "right": each}
 
 
 def _binned(steps: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, list[float | None]]:
     """Means over the steps of each twentieth of the budget; None where a long step skipped one."""
     bins: list[list[Mapping[str, Any]]] = [[] for _ in range(BINS)]
     for line in steps:
-        # A step belongs where its middle lies: it may be longer than a bin.
+        # A step, which may be longer than a bin, belongs to the bin that its middle is in.
         middle = line["tokens/total"] - line["tokens/generated"] / 2
         bins[min(BINS - 1, int(BINS * middle / tokens))].append(line)
     return {
@@ -153,8 +153,8 @@ def _folder(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _condensed(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
-        found = json.loads(path.read_bytes())
-        return found["plan"], found["cells"]
+        comparison = json.loads(path.read_bytes())
+        return comparison["plan"], comparison["cells"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: not a condensed comparison (a JSON file with a plan and cells)") from error
 

@@ -12,11 +12,11 @@ from r3.compare.page import html_page
 from r3.compare.plan import RATE, seed_list
 from r3.compare.tables import Table, tables_of
 from r3.compare.verdicts import claims_table, judged_claims
-from r3.run.files import write_atomically
+from r3.run.disk import write_atomically
 
 
 def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write everything; the files written, the most readable first."""
+    """Write all files of the report. Returns them, the most readable first."""
     comparison = Comparison.read(out)
     figures = figures_of(comparison)
     drawn = write_figures(figures, out / "figures", formats)
@@ -36,7 +36,7 @@ def write_report(out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
 
 
 def every_table(comparison: Comparison) -> list[Table]:
-    """What was claimed first, if anything was; then the numbers."""
+    """All tables: the verdicts on claims first, if there are any, then the numbers."""
     claims = claims_table(comparison)
     return [*([] if claims is None else [claims]), *tables_of(comparison)]
 
@@ -50,7 +50,7 @@ def markdown(
     title: str = "",
     first: Sequence[Table] = (),
 ) -> str:
-    """The report as Markdown, under headings from `level` down; `folder` is where its figures lie.
+    """The report as Markdown, with headings from `level` down; `folder` has its figures.
 
     `first` are tables that come before all others.
     """
@@ -77,7 +77,7 @@ def commands(comparison: Comparison) -> str:
 
 
 def _setting(c: Comparison) -> list[str]:
-    """What was held equal, in words; and what is not there yet."""
+    """Sentences on what all cells share, and on what is missing."""
     common = c.plan["common"]
     model, task, train, rollout = (common[name] for name in ("model", "task", "train", "rollout"))
     record = c.records[c.names[0]][0]
@@ -106,14 +106,14 @@ def _setting(c: Comparison) -> list[str]:
 
 
 def _own_rates(c: Comparison) -> str:
-    """The methods that have a learning rate of their own."""
+    """The methods with their own learning rate."""
     rates = {name: c.plan["variants"][name].get(RATE) for name in c.names}
     tuned = ", ".join(f"{c.label(name)} {rate:g}" for name, rate in rates.items() if rate is not None)
     return f" (tuned for each: {tuned})" if tuned else ""
 
 
 def _held_out_limit(common: dict[str, dict[str, object]]) -> str:
-    """The limit of held-out answers, where it is another."""
+    """The length limit of held-out answers, where it differs."""
     limit = common.get("evaluate", {}).get("max_tokens")
     return "" if limit is None else f" ({limit} of held-out ones)"
 

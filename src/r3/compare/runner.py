@@ -1,7 +1,7 @@
-"""Running the cells: each an `r3 train` in a process of its own, several side by side, resumed where one was stopped.
+"""Running the cells: each is an `r3 train` in its own process, several side by side, resumed if it was stopped.
 
-A process of its own, because a cell that dies (of memory, of a diverged policy) must not take the others with it, and
-because a small model leaves most of a card idle: cells side by side fill it.
+Separate processes, because a cell that dies (of memory, of a diverged policy) must not take the others with it, and
+because a small model leaves most of a card idle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from r3.run import RunFiles, StopRequested, read_metrics
 
 Say = Callable[[str], None]
 POLL = 0.2
-"""Seconds between two looks at the running cells; they take minutes."""
+"""Seconds between two checks of the running cells, which take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def cells_of(plan: Plan, out: Path) -> list[Cell]:
 
 
 def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outcome:
-    """Run what is not finished yet, `jobs` at a time; a failed cell is told of and the others go on. Inside `held`."""
+    """Run all unfinished cells, `jobs` at a time; a failed cell is reported and the others go on. Call it in `held`."""
     every = cells_of(plan, out)
     waiting = [cell for cell in every if not record_path(out, cell.variant.name, cell.seed).exists()]
     if len(waiting) < len(every):
@@ -74,11 +74,11 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
             while running or (waiting and not stop):
                 while waiting and len(running) < jobs and not stop:
                     cell = waiting.pop(0)
-                    if _is_over(plan, cell):  # we were killed before its numbers were taken
+                    if _is_over(plan, cell):  # we were killed before its numbers were stored
                         _finish(plan, out, cell, 0, keep=keep, say=say)
                     else:
                         running.append((cell, _start(plan, cell)))
-                if stop and not asked:  # once: a second signal would meet a cell that has stopped listening
+                if stop and not asked:  # once: a second signal would end a cell at once
                     asked = True
                     for _, process in running:
                         process.terminate()
@@ -88,14 +88,14 @@ def run_cells(plan: Plan, out: Path, *, jobs: int, keep: bool, say: Say) -> Outc
                     if not _finish(plan, out, cell, process.returncode, keep=keep, say=say) and not stop:
                         failed.append(cell)
         finally:
-            for _, process in running:  # only a second Ctrl-C, or a bug of ours, leaves any
+            for _, process in running:  # some are left only after a second Ctrl-C or a bug
                 process.kill()
     return Outcome(failed, stop.name)
 
 
 @contextmanager
 def held(out: Path) -> Iterator[None]:
-    """One comparison at a time in a directory."""
+    """Hold the lock of a comparison's directory."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(out / "lock")
@@ -125,7 +125,7 @@ def _start(plan: Plan, cell: Cell) -> subprocess.Popen[bytes]:
 
 
 def _launch(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # In a session of its own: Ctrl-C reaches us alone, and we ask each cell once to finish its step.
+    # In its own session: Ctrl-C reaches only us, and we ask each cell once to finish its step.
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -141,13 +141,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """A cell writes a checkpoint and ends should we be killed: nobody would take its numbers."""
+    """Have the cell write a checkpoint and end if this process is killed."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _finish(plan: Plan, out: Path, cell: Cell, code: int, *, keep: bool, say: Say) -> bool:
-    """Keep a finished cell's numbers; say what became of one that is not."""
+    """Store a finished cell's numbers; report a cell that did not finish."""
     if code != 0:
         say(f"{cell}: ended with exit code {code}; the same command goes on with it. {_last_line(cell.log)}")
         return False
@@ -167,7 +167,7 @@ def _finish(plan: Plan, out: Path, cell: Cell, code: int, *, keep: bool, say: Sa
 
 
 def _slim(directory: Path) -> None:
-    """Drop what only a resume or a closer look needs: checkpoints, buffer and rollouts of a cell are gigabytes."""
+    """Remove checkpoints, buffer and rollouts: gigabytes that only a resume or a closer look needs."""
     files = RunFiles(directory)
     for folder in (files.checkpoints.folder, files.rollouts.folder):
         shutil.rmtree(folder, ignore_errors=True)

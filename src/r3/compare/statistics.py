@@ -1,4 +1,4 @@
-"""What a handful of seeds can say: curves on one grid, intervals, tokens to reach, paired tests.
+"""Statistics for a handful of seeds: curves on one grid, intervals, tokens to reach an accuracy, paired tests.
 
 Variants with the same seed share the order of queries, the held-out problems and the random numbers of the evaluation,
 so differences are taken seed by seed (paired). All seeds are asked the same held-out problems. Where a comparison has
@@ -14,10 +14,10 @@ over seeds only, which leave out that other problems would have given other numb
 - Several comparisons: Holm's step-down correction of their p-values, which makes the chance of any false rejection
   among them at most that of one test. It takes nothing for granted about how they depend on each other.
 - Tokens to reach: where the mean curve over seeds first reaches a level, by straight lines between its evaluations. A
-  ratio's interval is the percentile bootstrap, both methods drawn with the same seeds and the same problems; every
+  ratio's interval is the percentile bootstrap, both methods resampled with the same seeds and the same problems; every
   possible draw is taken where there are few. With few seeds such intervals are too narrow.
 
-The curves are not smoothed. A moving average needs another rule at its ends: one that looks back reads the final level
+The curves are not smoothed. A moving average needs a rule for its ends: one that looks back reads the final level
 late and favours the faster method (a true 0.50 came out as 0.45 with five evaluations), and one that fits a line bends
 with the curve. Both methods are charged for where they first are at the level, so noise moves both to earlier tokens.
 What remains, by simulation (tests/compare/test_token_ratio.py), for a true ratio of 0.5 and 5, 9 or 17 evaluations:
@@ -30,7 +30,7 @@ What remains, by simulation (tests/compare/test_token_ratio.py), for a true rati
   to 46 of 100 cases, more or all there are in the others. Where it never reaches that value, take the inverse of the
   ratio with their parts swapped: the median is then 0.99 to 1.00.
 
-So what is left makes a faster method look slower, not faster.
+So the remaining error makes a faster method look slower, not faster.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def student(freedom: int) -> float:
 
 
 def mean_interval(values: Sequence[float] | Array) -> Estimate:
-    """Mean with its 95 % interval, of one value per seed or of [seeds, problems]; one seed has none, and says so: NaN.
+    """Mean with its 95 % interval, of one value per seed or of [seeds, problems]. With one seed the interval is NaN.
 
-    >>> found = mean_interval([0.1, 0.2, 0.3])
-    >>> round(found.value, 3), round(found.low, 3), round(found.high, 3)
+    >>> mean = mean_interval([0.1, 0.2, 0.3])
+    >>> round(mean.value, 3), round(mean.low, 3), round(mean.high, 3)
     (0.2, -0.048, 0.448)
     """
     table = np.asarray(values, np.float64)
@@ -77,7 +77,7 @@ def mean_interval(values: Sequence[float] | Array) -> Estimate:
 
 
 def _standard_error(table: Array) -> float:
-    """Of the mean of [seeds, problems], of two seeds at least."""
+    """Half-width of the interval of the mean of [seeds, problems], with two seeds or more."""
     seeds, problems = table.shape
     variance = float(table.mean(axis=1).var(ddof=1)) / seeds
     if problems > 1:
@@ -105,7 +105,7 @@ def student_p(t: float, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction, in the order given: reject what is at most the level.
+    """Holm's step-down correction of p-values, in the order given: reject those that are at most the level.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03, 0.005])]
     [0.03, 0.06, 0.06, 0.02]
@@ -127,7 +127,7 @@ class PairedTest:
     p_sign_flip: float
     """Two-sided, exact."""
     p_least: float
-    """The smallest value that it could have taken with so many seeds."""
+    """The smallest value that it could have with this number of seeds."""
     p_t: float
     """Two-sided, of the t test that belongs to the difference's interval; NaN for one seed."""
 
@@ -155,7 +155,7 @@ def _t_test_p(differences: Array) -> float:
 
 
 def sign_flip_p(differences: Array) -> float:
-    """Share of all sign patterns whose mean is at least as far from 0 as the one seen."""
+    """Share of all sign patterns whose mean is at least as far from 0 as the observed one."""
     seen = abs(float(differences.sum()))
     scale = float(np.abs(differences).sum()) * 1e-12  # sums in another order differ by rounding
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=differences.size)))
@@ -192,8 +192,7 @@ class TokenRatio:
     tokens: float
     baseline_tokens: float
     ratio: Estimate
-    """Infinity: not reached within the budget. NaN: the baseline never rose above its start, so there is nothing to
-    reach."""
+    """Infinity: not reached within the budget. NaN: the baseline never rose above its start."""
 
 
 def token_ratio(grid: Sequence[float], ours: Array, baseline: Array, *, seed: int = 0) -> TokenRatio:
@@ -202,10 +201,10 @@ def token_ratio(grid: Sequence[float], ours: Array, baseline: Array, *, seed: in
     # Seeds first, then problems: a draw of each is a choice of rows and of columns, the same for both methods.
     ours, baseline = (curves.reshape(len(curves), -1, len(grid)) for curves in (ours, baseline))
     seeds, problems = ours.shape[:2]
-    level, own, base = _reached(grid, ours.mean(axis=(0, 1)), baseline.mean(axis=(0, 1)))
-    value = _divided(own, base)
+    level, needed, base = _reached(grid, ours.mean(axis=(0, 1)), baseline.mean(axis=(0, 1)))
+    value = _divided(needed, base)
     if seeds < 2 or math.isnan(value):
-        return TokenRatio(level, own, base, Estimate(value, math.nan, math.nan))
+        return TokenRatio(level, needed, base, Estimate(value, math.nan, math.nan))
     ratios = []
     for seeds_drawn, problems_drawn in _draws(seeds, problems, seed):
         means = (np.einsum("s,p,spg->g", seeds_drawn, problems_drawn, curves) for curves in (ours, baseline))
@@ -213,7 +212,7 @@ def token_ratio(grid: Sequence[float], ours: Array, baseline: Array, *, seed: in
     known = [ratio for ratio in ratios if not math.isnan(ratio)] or [value]
     # Without interpolation between draws: infinity has no mean.
     low, high = (float(np.quantile(known, q, method="inverted_cdf")) for q in (0.025, 0.975))
-    return TokenRatio(level, own, base, Estimate(value, low, high))
+    return TokenRatio(level, needed, base, Estimate(value, low, high))
 
 
 def _reached(grid: Sequence[float], ours: Array, baseline: Array) -> tuple[float, float, float]:
@@ -221,13 +220,13 @@ def _reached(grid: Sequence[float], ours: Array, baseline: Array) -> tuple[float
     return level, tokens_to_reach(grid, ours, level), tokens_to_reach(grid, baseline, level)
 
 
-def _divided(own: float, base: float) -> float:
-    return own / base if base > 0 else math.nan
+def _divided(needed: float, base: float) -> float:
+    return needed / base if base > 0 else math.nan
 
 
 def _draws(seeds: int, problems: int, seed: int) -> Iterator[tuple[Array, Array]]:
-    """Weights of seeds and of problems, drawn with putting back: every draw of seeds where they are all there is to
-    draw and few, else a seeded choice."""
+    """Weights of seeds and of problems, drawn with replacement: every possible draw if only seeds are drawn and there
+    are few, else a seeded sample."""
     if problems == 1 and seeds**seeds <= DRAWS:
         for draw in itertools.product(range(seeds), repeat=seeds):
             yield np.bincount(draw, minlength=seeds) / seeds, np.ones(1)

@@ -30,36 +30,36 @@ def tables_of(comparison: Comparison) -> list[Table]:
     return tables if c.looked_at is None else [*tables, _looked_at(c.looked_at)]
 
 
-def percent(found: Estimate) -> str:
+def percent(estimate: Estimate) -> str:
     """A share with its interval.
 
     >>> percent(Estimate(0.123, 0.1, 0.15)), percent(Estimate(0.5, math.nan, math.nan))
     ('12.3 [10.0, 15.0]', '50.0')
     """
-    if math.isnan(found.value):
+    if math.isnan(estimate.value):
         return "–"
-    interval = "" if math.isnan(found.low) else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-    return f"{100 * found.value:.1f}{interval}"
+    interval = "" if math.isnan(estimate.low) else f" [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return f"{100 * estimate.value:.1f}{interval}"
 
 
-def times(found: Estimate) -> str:
+def times(estimate: Estimate) -> str:
     """A ratio with its interval; infinity is a level that was not reached.
 
     >>> times(Estimate(0.4, 0.3, math.inf)), times(Estimate(math.inf, 1.0, math.inf))
     ('0.40× [0.30, not reached]', 'not reached [1.00, not reached]')
     """
-    if math.isnan(found.value):
+    if math.isnan(estimate.value):
         return "–"
 
     def one(value: float, mark: str = "") -> str:
         return "not reached" if math.isinf(value) else f"{value:.2f}{mark}"
 
-    interval = "" if math.isnan(found.low) else f" [{one(found.low)}, {one(found.high)}]"
-    return one(found.value, "×") + interval
+    interval = "" if math.isnan(estimate.low) else f" [{one(estimate.low)}, {one(estimate.high)}]"
+    return one(estimate.value, "×") + interval
 
 
 def _over(c: Comparison) -> str:
-    """What intervals are over."""
+    """Says what the intervals are over."""
     return "over seeds and problems" if c.by_problem else "over seeds only (there are no results of each problem)"
 
 
@@ -104,8 +104,8 @@ def _tokens(c: Comparison) -> Table:
             if name == reference or not c.shared_seeds(name, reference):
                 row += ["–", "–"]
                 continue
-            found = c.token_ratio(name, reference)
-            row += [_count(found.tokens), times(found.ratio)]
+            needed = c.token_ratio(name, reference)
+            row += [_count(needed.tokens), times(needed.ratio)]
         rows.append(row if c.level is None else [*row, _count(c.tokens_to(name, c.level))])
     header = ["method", "tokens generated", "steps"]
     for reference in references:
@@ -187,11 +187,9 @@ def _tests(c: Comparison) -> Table:
         if not c.shared_seeds(ours, theirs):
             continue
         for metric in c.metrics:
-            found = c.test(ours, theirs, metric)
-            p = f"{found.p_sign_flip:.3g} (least possible {found.p_least:.3g})"
-            rows.append(
-                [f"{c.label(ours)} − {c.label(theirs)}", metric, str(found.seeds), percent(found.difference), p]
-            )
+            test = c.test(ours, theirs, metric)
+            p = f"{test.p_sign_flip:.3g} (least possible {test.p_least:.3g})"
+            rows.append([f"{c.label(ours)} − {c.label(theirs)}", metric, str(test.seeds), percent(test.difference), p])
     return Table(
         "Paired tests of the final values (percentage points)",
         ["difference", "metric", "seeds", "mean difference, 95 % t interval", "exact sign-flip p"],
@@ -204,7 +202,7 @@ def _tests(c: Comparison) -> Table:
 
 
 def _looked_at(c: Comparison) -> Table:
-    """What is known of the seeds that no claim is made from, in one table."""
+    """The seeds that no claim is made from, in one table."""
     references = c.references()
     rows = []
     for name in c.names:

@@ -1,4 +1,4 @@
-"""What a comparison was to show, beside what it showed: the claims that this project set itself, with numbers."""
+"""The claims that this project set itself before the runs, beside what a comparison measured."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from r3.compare.statistics import mean_interval
 from r3.compare.tables import Table, percent, times
 
 TOKENS = {"grpo": 0.5, "dapo": 0.7}
-"""R³ is to reach their final pass@1 with at most this share of their tokens, with an interval that excludes 1."""
+"""Claim: R³ reaches their final pass@1 with at most this share of their tokens, and the interval excludes 1."""
 SOLVE_NONE = 0.5
-"""R³'s share of solve-none groups at the end, at most, of GRPO's."""
+"""Claim: at the end, R³'s share of solve-none groups is at most this much of GRPO's."""
 ABLATIONS = ("r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 
 
 def targets_of(comparison: Comparison) -> Table | None:
-    """The table of claims; None where the comparison has no R³ to make them of, or no fresh seeds."""
+    """The table of claims; None if the comparison has no R³ or no fresh seeds."""
     c = comparison
     if "r3" not in c.names or c.exploratory:
         return None
@@ -43,10 +43,10 @@ def _verdict(number: bool, interval: bool) -> str:
 
 
 def _tokens(c: Comparison, name: str, share: float) -> list[str]:
-    found = c.token_ratio("r3", name).ratio
-    shown = _verdict(found.value <= share, found.high < 1)
+    ratio = c.token_ratio("r3", name).ratio
+    shown = _verdict(ratio.value <= share, ratio.high < 1)
     shown += " (not of DAPO as published)" if c.masked(name) else ""
-    return [f"R³ reaches {c.label(name)}'s final pass@1 with at most {share}× its tokens", times(found), shown]
+    return [f"R³ reaches {c.label(name)}'s final pass@1 with at most {share}× its tokens", times(ratio), shown]
 
 
 def _solve_none(c: Comparison) -> list[str]:
@@ -58,15 +58,15 @@ def _solve_none(c: Comparison) -> list[str]:
 
 
 def _kept(c: Comparison) -> list[str]:
-    """pass@k after training against before, seed by seed: a policy that only sharpens would lose some."""
+    """pass@k after training against before, seed by seed: a policy that only sharpens would lose some of it."""
     metric = c.metrics[-1]
     curves = c.curves("r3", metric)
-    found = mean_interval(curves[:, :, -1] - curves[:, :, 0])
+    change = mean_interval(curves[:, :, -1] - curves[:, :, 0])
     claim = f"held-out {metric} not lower than at the start (points)"
-    return [claim, percent(found), _verdict(found.value >= 0, found.low > 0)]
+    return [claim, percent(change), _verdict(change.value >= 0, change.low > 0)]
 
 
 def _ablation(c: Comparison, name: str) -> list[str]:
-    found = c.test("r3", name, "pass@1").difference
+    lost = c.test("r3", name, "pass@1").difference
     claim = f"{name} loses final pass@1 against R³ (points lost)"
-    return [claim, percent(found), _verdict(found.value > 0, found.low > 0)]
+    return [claim, percent(lost), _verdict(lost.value > 0, lost.low > 0)]

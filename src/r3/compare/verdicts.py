@@ -1,4 +1,4 @@
-"""What a comparison says of the claims in its plan.
+"""Verdicts on the claims in a comparison's plan.
 
 A claim is supported where the whole interval lies on its side, contradicted where all of it lies on the other side, and
 open in between.
@@ -15,14 +15,14 @@ from r3.evaluate.passk import Estimate
 
 
 def claims_table(comparison: Comparison) -> Table | None:
-    """What was claimed, and whether the numbers support it; None if nothing was."""
+    """The table of claims and verdicts; None without claims."""
     judged = judged_claims(comparison)
     if not judged:
         return None
     return Table(
         "What was claimed, and what was measured",
         ["claim", "measured", "the interval", "said"],
-        [[one["claim"], one["measured"], one["verdict"], one["said"]] for one in judged],
+        [[claim["claim"], claim["measured"], claim["verdict"], claim["said"]] for claim in judged],
         "Of pass@1 and pass@k the difference of the final values, in percentage points; of tokens those to the other "
         "method's final pass@1, as a share of its own. Supported: the whole 95 % interval lies on the claim's side; "
         "contradicted: all of it on the other side; open: neither. It is not corrected for the number of claims.",
@@ -61,7 +61,7 @@ def verdict(estimate: Estimate, bound: float, *, more: bool) -> str:
     ['supported', 'open', 'contradicted']
     """
     if math.isnan(estimate.value):
-        return "not measurable"  # tokens to a level that the other method never rose to
+        return "not measurable"  # the other method never rose to the level
     if math.isnan(estimate.low) or math.isnan(estimate.high):
         return "no interval: run more seeds"
     above, below = estimate.low > bound, estimate.high < bound

@@ -15,7 +15,7 @@ from typing import Any
 from r3.errors import TaskError
 from r3.evaluate.passk import Estimate, estimate
 from r3.evaluate.results import Problems, pass_scores
-from r3.run.files import write_atomically
+from r3.run.disk import write_atomically
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers tell the lines apart in grey as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -12,8 +12,8 @@ from r3.evaluate.passk import estimate, pass_at_k
 from r3.judging import Answer, drawn, judge_all
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import IntArray, Query
-from r3.tasks.base import Task
-from r3.verify.base import Verdict
+from r3.tasks.task import Task
+from r3.verify.judge import Verdict
 
 RESAMPLES = 1_000
 """Of the interval over problems: an evaluation during training is one of many."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from r3.errors import RunError, TaskError
-from r3.run.files import AppendFile
+from r3.run.disk import AppendFile
 from r3.samples import Query
 from r3.tasks.data_files import read_rows
 

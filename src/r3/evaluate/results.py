@@ -13,7 +13,7 @@ from typing import Any
 from r3.errors import TaskError
 from r3.evaluate.passk import Estimate, estimate, majority, pass_at_k
 from r3.evaluate.responses import Judged
-from r3.run.files import write_atomically
+from r3.run.disk import write_atomically
 
 Problems = Sequence[Sequence[Judged]]
 """The answers to each problem of a benchmark."""

@@ -29,10 +29,10 @@ from r3.evaluate.results import Results, by_problem, summarise, write_results
 from r3.judging import Answer, drawn, judge_all
 from r3.rollout.protocol import Engine, Request, Sampling
 from r3.run.directory import lock_run
-from r3.run.files import write_atomically, write_failed
+from r3.run.disk import write_atomically, write_failed
 from r3.samples import IntArray, Query
-from r3.verify.base import Judge, Verdict
 from r3.verify.boxes import boxed_answer
+from r3.verify.judge import Judge, Verdict
 
 Progress = Callable[[int, int | None], None]
 """Told how many answers are in, and how many there will be (None: not known)."""

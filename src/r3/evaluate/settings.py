@@ -11,9 +11,9 @@ class EvaluateSettings(Settings):
     """Held-out accuracy under the plain prompt, during and after training."""
 
     every: int = Field(0, ge=0)
-    """Evaluate every so many steps; 0 only before and after."""
+    """Evaluate every n-th step; 0 only before and after."""
     every_tokens: int = Field(0, ge=0)
-    """Evaluate whenever so many more tokens have been generated in training; 0 to count steps alone."""
+    """Evaluate each time this many more tokens have been generated in training; 0 to go by steps alone."""
     samples: int = Field(1, ge=1, le=100_000)
     """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
     max_tokens: int | None = Field(None, ge=1, le=10_000_000)

@@ -1,1 +1,1 @@
-"""Thin adapters of `r3.method` for people who live in another trainer: `integrations.trl` and `integrations.verl`."""
+"""Thin adapters of `r3.algorithm` for other trainers: `integrations.trl` and `integrations.verl`."""

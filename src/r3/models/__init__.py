@@ -1,1 +1,1 @@
-"""Models without a hub: real ones that a package index carries, as Hugging Face folders, and a tiny one to teach."""
+"""Models without a model hub: real ones from a package index, as Hugging Face folders, and a tiny untrained one."""

@@ -1,4 +1,4 @@
-"""From a GGUF file to a clean Hugging Face folder: bfloat16 weights, tokenizer, chat template, and checks of all three.
+"""From a GGUF file to a Hugging Face folder: bfloat16 weights, tokenizer, chat template, and checks of all three.
 
 A model that transformers loaded from GGUF refuses to be saved, so a new one is built from its config and its weights.
 The GGUF format does not say how a tokenizer splits text before merging; where numbers are split into digits first, that
@@ -16,7 +16,7 @@ from r3.errors import ConfigError
 
 SENTENCE = "The capital of France is Paris. Water boils at one hundred degrees Celsius, and ice is frozen water."
 MOST_PERPLEXITY = 40.0
-"""The perplexity that any model worth training has on that sentence; a scrambled one is in the thousands."""
+"""Any model worth training is below this perplexity on that sentence; with scrambled weights it is in the thousands."""
 NUMBERS = ("7", "2024", "1234567890", "3 + 45 = 48", "x=120;   96/8")
 
 
@@ -58,7 +58,7 @@ def split_digits(tokenizer: Any) -> None:
 
 
 def check_folder(folder: Path, *, digits: bool) -> list[str]:
-    """Load what was written and see that numbers, chats and English come through."""
+    """Load what was written and check numbers, chats and plain English."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -73,7 +73,7 @@ def check_folder(folder: Path, *, digits: bool) -> list[str]:
 
 
 def check_numbers(tokenizer: Any) -> str:
-    """Every digit is a token of its own, and text comes back as it was."""
+    """Check that every digit is its own token, and that text survives encoding and decoding."""
     for text in NUMBERS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         pieces = [tokenizer.decode([i]) for i in ids]
@@ -84,7 +84,7 @@ def check_numbers(tokenizer: Any) -> str:
 
 
 def check_chat(tokenizer: Any) -> str:
-    """The chat template builds a prompt whose special tokens are single ids, and ends where an answer begins."""
+    """Check that the chat template's special tokens are single ids and that a prompt ends where an answer begins."""
     if not tokenizer.chat_template:
         raise ConfigError("the tokenizer has no chat template")
     chat = [{"role": "user", "content": "What is 2 + 3?"}]

@@ -1,4 +1,4 @@
-"""Models that a package index carries: which there are, and finding their weights, whose hash is checked."""
+"""Models that a package index carries: the list of them, and their weights, verified by hash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Published:
     origin: str
     """Who made the weights."""
     digits: bool
-    """Whether its tokenizer splits numbers into digits before all else, which the GGUF format does not say."""
+    """Whether its tokenizer splits numbers into digits first, which the GGUF format does not record."""
 
 
 CATALOGUE: Mapping[str, Published] = {
@@ -76,7 +76,7 @@ def _given(model: Published, given: Path, workspace: Path) -> Path:
 
 
 def _installed(model: Published) -> Path | None:
-    """The file in an installed package of just this version; others are left alone."""
+    """The file from an installed package, if its version is exactly this one."""
     try:
         package = metadata.distribution(model.package)
     except metadata.PackageNotFoundError:
@@ -111,7 +111,7 @@ def _unpacked(model: Published, wheel: Path, workspace: Path) -> Path:
 
 
 def verify(path: Path, sha256: str) -> None:
-    """Refuse a file that is not, byte for byte, the one that is known."""
+    """Refuse a file whose hash is not the known one."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != sha256:

@@ -1,4 +1,4 @@
-"""LoRA adapters and their base as one whole model, which anything that loads a Hugging Face folder can use."""
+"""Merge LoRA adapters into their base model, so that anything that loads a Hugging Face folder can use the result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A tiny untrained model with one token per character: small enough to learn a task from nothing on a CPU in minutes.
+"""A tiny untrained model with one token per character: small enough to learn a task from scratch on a CPU in minutes.
 
-Its shape is that of the bundled model: 0.67 M parameters. `r3 sft` teaches it a task's written solutions, and then it
-is a policy like any other.
+It has the shape of the bundled model, 0.67 M parameters. `r3 sft` teaches it a task's written solutions; from then on
+it is a policy like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shape:
 
 
 def character_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """One token per character; what is outside the alphabet becomes <unk>; no token is added by itself."""
+    """One token per character; characters outside the alphabet become <unk>; no token is added automatically."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -1,7 +1,7 @@
-"""LoRA adapters in a folder of their own: which base model they belong to, going on with them, merging them.
+"""LoRA adapters in a folder: finding their base model, training them further, merging them.
 
-A checkpoint of a LoRA run, or anything else that peft saved, holds adapters and the name of their base model, no more.
-transformers would load them beside the base, where new adapters then take their place without a word.
+A checkpoint of a LoRA run, or anything else that peft saved, holds only adapters and the name of their base model.
+transformers would load them onto the base, and new adapters would then silently take their place.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from r3.policy.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Trained adapters, not yet on any model."""
+    """Trained adapters, not yet put on a model."""
 
     folder: str
     """A local folder or a hub id."""
     base: str
     """The folder or hub id of the model that they were trained on."""
     config: Any
-    """peft's config of them."""
+    """Their peft config."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -40,10 +40,10 @@ class Adapters:
 
 
 def adapters_in(path: str, settings: ModelSettings) -> Adapters | None:
-    """The adapters that `path` holds, or None if it holds a model of its own. For a hub id: what is on this machine."""
+    """The adapters at `path`, or None if it is a whole model. For a hub id only the local cache is checked."""
     try:
         config_file = find_adapter_config_file(path, revision=settings.revision, local_files_only=True)
-    except (OSError, ValueError):  # a hub id that is none: loading it as a model says so
+    except (OSError, ValueError):  # not a valid hub id: loading it as a model will say so
         return None
     if config_file is None:
         return None
@@ -64,7 +64,7 @@ def adapters_in(path: str, settings: ModelSettings) -> Adapters | None:
 
 
 def continued(base: PreTrainedModel, adapters: Adapters, settings: ModelSettings) -> Any:
-    """The base with these adapters, to be trained further. The settings must be theirs: they are what a run records."""
+    """The base with these adapters, to be trained further. The settings, which a run records, must match theirs."""
     lora, config = settings.lora, adapters.config
     theirs = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
     if other := {name: value for name, value in theirs.items() if value != getattr(lora, name)}:
@@ -77,9 +77,9 @@ def continued(base: PreTrainedModel, adapters: Adapters, settings: ModelSettings
 
 
 def merged(base: PreTrainedModel, adapters: Adapters, settings: ModelSettings) -> PreTrainedModel:
-    """The base with the adapters added to its weights: a model as any other."""
+    """The base with the adapters merged into its weights."""
     model: PreTrainedModel = on(base, adapters.folder, settings).merge_and_unload()
-    return model.requires_grad_(True)  # peft froze it for the adapters' sake
+    return model.requires_grad_(True)  # peft has frozen it
 
 
 def on(base: PreTrainedModel, folder: str, settings: ModelSettings, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 PACKED = "r3_packed"
-# Newer releases of torch want to be told that keys have fewer heads than queries; older ones see it themselves.
+# Newer releases of torch need a flag when keys have fewer heads than queries; older ones notice it themselves.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
@@ -38,7 +38,7 @@ class Layout:
     starts_Q: Tensor
     """Where each segment begins in the row, and the row's end. int32, [S + 1]"""
     starts_K: Tensor
-    """The same for the keys each segment sees: its prefix and itself. int32, [S + 1]"""
+    """The same for the keys that each segment sees: its prefix's and its own. int32, [S + 1]"""
     longest_Q: int
     longest_K: int
     key_K: Tensor | None
@@ -91,7 +91,7 @@ def layout_of(
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:
-    """Move without making the host wait for what the device is still doing."""
+    """Move to the device without making the host wait for it."""
     if torch.device(device).type != "cuda":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
@@ -148,7 +148,7 @@ def attend(
 
 
 def flash_takes(query: Tensor, dropout: float = 0.0) -> bool:
-    """Whether torch's variable-length flash kernels can do it."""
+    """Whether torch's variable-length flash kernels support these tensors."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     return query.is_cuda and half and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256 and dropout == 0
 
@@ -201,7 +201,7 @@ def _unpack(x: Tensor, place_T: Tensor, segments: int, longest: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """`index_select` whose gradient adds up in float32: sixteen responses in bfloat16 would lose what each adds."""
+    """`index_select` whose gradient is summed in float32: summing many responses in bfloat16 loses small terms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model under another attention while the block runs, under its own again afterwards."""
+    """Switch the model to another attention while the block runs."""
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:
@@ -234,7 +234,7 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextmanager
 def packed(model: PreTrainedModel) -> Iterator[None]:
-    """The model with packed attention while the block runs.
+    """Switch the model to packed attention while the block runs.
 
     The backward pass belongs inside too: gradient checkpointing runs the forward again there.
     """

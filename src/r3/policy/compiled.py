@@ -1,7 +1,7 @@
-"""torch.compile layer by layer: one compilation serves all layers of a model and every length, in seconds not minutes.
+"""torch.compile layer by layer: one compilation, of seconds, serves all layers and every length.
 
-The layers keep their own code and parameters; while `with layers():` runs, calls go to the compiled form. torch
-caches on disk what it compiled, so that the next run finds it (TORCHINDUCTOR_CACHE_DIR says where).
+The layers keep their code and parameters; inside `with layers():` their calls go to the compiled form. torch caches
+compilations on disk for the next run (in TORCHINDUCTOR_CACHE_DIR).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CompiledLayers:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Compiled while the block runs. The first block is timed: it is the one that compiles."""
+        """Use the compiled layers while the block runs. The first block, which compiles, is timed."""
         if not self._compiled:
             self._compiled = [torch.compile(layer._call_impl, dynamic=True) for layer in self._layers]
         originals = [layer._compiled_call_impl for layer in self._layers]

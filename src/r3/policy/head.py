@@ -1,4 +1,4 @@
-"""The LM head in chunks of positions: log-probs and entropies out, logits never kept.
+"""The LM head in chunks of positions: it gives log-probs and entropies and never keeps all logits.
 
 At 16,384 tokens and a vocabulary of 152k, whole logits would take 5 GB in bfloat16 and twice that in float32, several
 times over. Here a chunk's logits exist while it is measured, and once more in the backward pass, where they turn into
@@ -16,7 +16,7 @@ from torch import Tensor
 
 Head = Callable[[Tensor], Tensor]
 LOGITS = {"cpu": 2**26, "cuda": 2**29}
-"""The most logits at a time, over all positions of a chunk: 270 MB in float32 on a CPU, 1 GB in bfloat16 on a card."""
+"""Most logits at a time, over all positions of a chunk: 270 MB in float32 on a CPU, 1 GB in bfloat16 on a card."""
 
 
 def logits_of(model: Any, hidden: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def logits_of(model: Any, hidden: Tensor) -> Tensor:
 
 
 def chunk_size(vocabulary: int, device: torch.device) -> int:
-    """Positions whose logits are held at a time."""
+    """How many positions' logits are held at a time."""
     return max(1, LOGITS.get(device.type, LOGITS["cpu"]) // vocabulary)
 
 
@@ -55,7 +55,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         hidden, targets = ctx.saved_tensors
-        with torch.enable_grad():  # through the head as it is: adapters, a bias or a soft cap included
+        with torch.enable_grad():  # through the head itself, with its adapters, bias or soft cap
             hidden = hidden.detach().requires_grad_()
             logits = ctx.head(hidden)
         pulled = _fused(hidden.device.type).pull(logits.detach(), targets, grads[0], ctx.temperature)
@@ -77,7 +77,7 @@ def pull(logits: Tensor, targets: Tensor, grad: Tensor, temperature: float) -> T
 
 
 class _Fused:
-    """The two measurements as they are, or compiled into one pass over the logits each."""
+    """The two measurements, plain or each compiled into one pass over the logits."""
 
     def __init__(self, compiled: bool) -> None:
         self.measure = torch.compile(measure, dynamic=True) if compiled else measure

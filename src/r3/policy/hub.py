@@ -1,4 +1,4 @@
-"""Models that are neither on this machine nor to be had: said at once, before minutes of attempts to reach a hub."""
+"""An early error for a model that is neither on this machine nor on a reachable hub, before minutes of retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from r3.errors import ConfigError
 from r3.policy.settings import ModelSettings
 
 PATIENCE = 2.0
-"""Seconds in which a hub has to answer."""
+"""Seconds that a hub has to answer."""
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 _PARTS, _PART = 256, 1 << 18
 _FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -28,7 +28,7 @@ _FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 def check_reachable(path: str, named: str, revision: str | None = None) -> None:
     """`ConfigError` unless the model is a folder, in the cache, or may be on a hub that answers.
 
-    `named` is what the setting says. What lies behind a proxy is left to the library's own patience.
+    `named` is the setting's value. Behind a proxy nothing is checked; the library's own timeouts apply.
     """
     if os.path.exists(path) or _is_cached(path, revision):
         return
@@ -42,7 +42,7 @@ def check_reachable(path: str, named: str, revision: str | None = None) -> None:
 
 
 def check_model(settings: ModelSettings) -> None:
-    """The same of a section of settings, before torch is imported for nothing."""
+    """The same for a section of settings, before torch is imported in vain."""
     if settings.path != "embedded":
         check_reachable(settings.path, settings.path, settings.revision)
 
@@ -50,13 +50,13 @@ def check_model(settings: ModelSettings) -> None:
 def _is_cached(path: str, revision: str | None) -> bool:
     try:
         return any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in _FILES)
-    except ValueError:  # no name that a hub could have
+    except ValueError:  # not a valid hub name
         return False
 
 
 @lru_cache(maxsize=8)
 def _unreachable(endpoint: str) -> str | None:
-    """Why nothing can come from there, where that is certain or as good as certain."""
+    """Why the hub certainly cannot be reached; None if it may be."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     if urllib.request.getproxies():
@@ -64,7 +64,7 @@ def _unreachable(endpoint: str) -> str | None:
     parts = urlsplit(endpoint)
     address = (parts.hostname or "", parts.port or 443)
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    # In a thread: looking up the name has no time limit of its own, and may take half a minute where nobody answers.
+    # In a thread: a name lookup has no timeout and may take half a minute.
     threading.Thread(target=_connect, args=[address, answers], daemon=True).start()
     try:
         return answers.get(timeout=PATIENCE)
@@ -82,7 +82,7 @@ def _connect(address: tuple[str, int], answers: queue.SimpleQueue[str | None]) -
 
 
 def _meant(path: str) -> str:
-    """A hint at what was probably meant, among folders beside it and models in the cache."""
+    """A hint at a similar name, among the folders beside it and the models in the cache."""
     parent = Path(path).parent
     try:
         names = [str(parent / entry.name) for entry in parent.iterdir() if (entry / "config.json").exists()]

@@ -29,7 +29,7 @@ from r3.policy.packing import Trajectory, row_of
 from r3.policy.settings import ModelSettings
 
 log = logging.getLogger(__name__)
-transformers_logging.disable_progress_bar()  # ours is enough: theirs would write over it
+transformers_logging.disable_progress_bar()  # two progress bars would overwrite each other
 
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 
@@ -49,9 +49,9 @@ class Policy:
         self, model: PreTrainedModel, tokenizer: Any, settings: ModelSettings, *, base: PreTrainedModel
     ) -> None:
         self.model: Any = model
-        """What is optimised and saved: the model itself, or peft's wrapper around it."""
+        """The module that is optimised and saved: the model, or peft's wrapper around it."""
         self.base = base
-        """The transformers model inside, adapters injected: what runs."""
+        """The transformers model inside, with adapters injected, which runs."""
         self.tokenizer = tokenizer
         self.settings = settings
         self.device = next(base.parameters()).device
@@ -60,7 +60,7 @@ class Policy:
         self._compiled = CompiledLayers(base, "update") if compiles(settings, self.device) else None
         self._reference: PreTrainedModel | None = None
         self.continues = False
-        """Whether its adapters were there before this run: switching them off is then not the policy it began with."""
+        """Whether its adapters existed before this run: the initial policy is then not the model without them."""
 
     @classmethod
     def load(cls, settings: ModelSettings, *, adapters_from: Path | None = None, base: str | None = None) -> Policy:
@@ -101,7 +101,7 @@ class Policy:
 
     @property
     def max_context(self) -> int | None:
-        """The longest that a prompt and its response may be together, as far as the model's config says."""
+        """The most tokens of a prompt and its response together, if the model's config says."""
         return getattr(self.base.config.get_text_config(), "max_position_embeddings", None)
 
     @property
@@ -136,12 +136,12 @@ class Policy:
             )
 
     def compiled(self) -> AbstractContextManager[None]:
-        """The layers compiled, where the settings say so. As with `packed`, the backward belongs inside too."""
+        """Use compiled layers in the block, if the settings say so. The backward belongs inside, as with `packed`."""
         return self._compiled() if self._compiled is not None else nullcontext()
 
     @torch.no_grad()
     def check_head(self) -> None:
-        """Compare our decoder-then-head path with the model's own forward: an architecture may do more in between.
+        """Check that our decoder and head together give the same as the model's forward, which may do more in between.
 
         On tokens from all over the vocabulary. In half precision the middle one counts: what follows a token that the
         model has hardly met (the reserved ones at the start of a vocabulary) can change by nats with the rounding.
@@ -178,23 +178,23 @@ class Policy:
         yield Policy(self._reference, self.tokenizer, self.settings, base=self._reference)
 
     def keep_reference(self) -> None:
-        """Hold a frozen copy of the model as it is now, before training or before a checkpoint's weights come in."""
+        """Keep a frozen copy of the model as it is now: call it before training and before a checkpoint is loaded."""
         if not self.settings.lora.enabled:
             self._reference = copy.deepcopy(self.base).requires_grad_(False).eval()
 
     def load_weights(self, folder: Path) -> None:
-        """Take over the weights that `save` wrote."""
+        """Load the weights that `save` wrote."""
         saved = _from_pretrained(AutoModelForCausalLM, str(folder), self.settings, dtype=self.base.dtype)
         self.base.load_state_dict(saved.state_dict())
 
     def save(self, folder: Path) -> None:
-        """The policy in Hugging Face format: the whole model, or peft's adapters; and the tokenizer."""
+        """Save the policy in Hugging Face format (the model, or peft's adapters) with its tokenizer."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
 def resolve(path: str) -> str:
-    """The folder of 'embedded', anything else as it is."""
+    """The folder of the bundled model for 'embedded'; any other path unchanged."""
     return str(EMBEDDED) if path == "embedded" else path
 
 
@@ -233,7 +233,7 @@ def load_tokenizer(path: str, settings: ModelSettings, **options: Any) -> Any:
 
 
 def _tokenizer_of(path: str, adapters: Adapters | None, settings: ModelSettings, **options: Any) -> Any:
-    """The tokenizer beside adapters, if one is there, or else that of their base."""
+    """The adapters' tokenizer if they have one, else their base model's."""
     beside = adapters is None or adapters.has_tokenizer
     return _from_pretrained(AutoTokenizer, path if beside or adapters is None else adapters.base, settings, **options)
 
@@ -258,7 +258,7 @@ def _whole_model(path: str, adapters: Adapters | None, settings: ModelSettings, 
 
 
 def _from_pretrained(kind: Any, path: str, settings: ModelSettings, **options: Any) -> Any:
-    """transformers' loader, its many ways to fail folded into one line that names the setting."""
+    """transformers' loader; each of its many errors becomes one line that names the setting."""
     if not options.get("local_files_only"):
         check_reachable(path, settings.path, settings.revision)
     try:

@@ -1,8 +1,8 @@
 """AdamW with float32 state for parameters of any type, a schedule, clipping, and a guard against bad gradients.
 
 Parameters in bfloat16 get a float32 master copy that AdamW steps; the result is rounded back into the parameters, which
-the rollout engine reads in place. Their gradients are added up in float32 as each micro-batch's backward makes them,
-and not kept in bfloat16 besides. Parameters in float32 are stepped themselves.
+the rollout engine reads in place. Their gradients are summed in float32 as each micro-batch's backward makes them, and
+not kept in bfloat16. Parameters in float32 are stepped directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from r3.policy.settings import OptimiserSettings
 
 @torch.no_grad()
 def _into(master: Tensor, parameter: Tensor) -> None:
-    """Move a gradient that is complete for this backward into its master's."""
+    """Add a gradient that this backward has completed to its master's."""
     assert parameter.grad is not None
     if master.grad is None:
         master.grad = parameter.grad.float()
@@ -91,7 +91,7 @@ class Optimiser:
         return (norm, rate) if finite else None
 
     def _clip(self) -> float:
-        """Scale gradients down to the largest norm allowed; the norm they had."""
+        """Scale gradients down to the largest norm allowed. Returns their norm before."""
         return float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
 
     def _on_cuda(self) -> bool:
@@ -104,7 +104,7 @@ class Optimiser:
                 parameter.copy_(master)
 
     def _separate_masters(self) -> list[Tensor]:
-        """The masters that are not the parameters themselves."""
+        """The masters of parameters that are not float32."""
         return [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
 
     def clear(self) -> None:

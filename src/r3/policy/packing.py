@@ -1,7 +1,7 @@
 """Micro-batches by a token budget, and the packed row that one forward takes.
 
-Where it is worth it (on a card, with variable-length attention), a prompt that several sequences begin with stands in
-the row once: its keys and values are computed once and every response reads them.
+On a card with variable-length attention, a prompt that several sequences share is in the row once: its keys and values
+are computed once and every response reads them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row:
 
 
 def row_of(sequences: Sequence[Trajectory], device: torch.device, *, share: bool) -> Row:
-    """Pack sequences into one row; with `share`, a prompt that several begin with is there once."""
+    """Pack sequences into one row; with `share`, a common prompt is in it once."""
     parts: list[IntArray] = []
     prefixes: list[int | None] = []
     starts: list[int] = []
@@ -75,7 +75,7 @@ def row_of(sequences: Sequence[Trajectory], device: torch.device, *, share: bool
 
 
 def _shared(sequences: Sequence[Trajectory]) -> frozenset[bytes]:
-    """The prompts that more than one of the sequences has."""
+    """The prompts that several of the sequences have."""
     seen: set[bytes] = set()
     twice: set[bytes] = set()
     for sequence in sequences:

@@ -86,4 +86,4 @@ class OptimiserSettings(Settings):
     shard: bool = False
     """With several processes: split float32 masters, gradients and AdamW's moments over them (FSDP2)."""
     max_bad_updates: int = Field(5, ge=1)
-    """Stop after so many updates in a row with NaN or infinite gradients (each is skipped)."""
+    """Stop after this many updates in a row with NaN or infinite gradients (each is skipped)."""

@@ -3,7 +3,7 @@
 Every process keeps the whole policy in its own type (bfloat16 on cards): rollouts, log-probs and entropies need no
 exchange, and the engine's captured graphs stay valid. What training adds, the float32 masters, gradients and both
 moments (16 bytes per parameter), exists once over all processes: a second copy of the model, whose layers are gathered
-in the policy's type when the update reaches them and let go again. After an optimiser step the masters are rounded into
+in the policy's type when the update reaches them and freed again. After an optimiser step the masters are rounded into
 the whole policy. Gradients are summed, not averaged: a sample's weight holds the denominators of the whole batch.
 """
 
@@ -28,7 +28,7 @@ from r3.policy.world import World
 
 
 class ShardedPolicy(Policy):
-    """A float32 copy of a policy of which each process holds its part. Every call is one that all processes make."""
+    """A float32 copy of a policy, of which each process holds a part. All processes must make every call together."""
 
     def __init__(self, whole: Policy, world: World) -> None:
         base = _without_weights(whole.base)
@@ -44,13 +44,13 @@ class ShardedPolicy(Policy):
         return TokenStatistics(*self._root(run))
 
     def join(self, trajectory: Trajectory) -> None:
-        """Take part in a forward and backward of the others with nothing of its own: a gradient of zero."""
+        """Take part in a forward and backward of the others with a gradient of zero."""
         statistics = self.statistics([Trajectory(trajectory.prompt[-1:], trajectory.response[:1])], temperature=1.0)
         (statistics.logprobs_T.sum() * 0).backward()
 
 
 class _Whole(nn.Module):
-    """FSDP2 gathers a module's parameters while its forward runs: here that is whatever is to be run on the model.
+    """A root module whose forward runs any function: FSDP2 gathers parameters only during a module's forward.
 
     The update calls decoder and head one by one, which share weights in some models; so the root is around both.
     """
@@ -75,7 +75,7 @@ def _shard(base: Any, whole: Any, processes: int) -> nn.Module:
     mesh = init_device_mesh(next(whole.parameters()).device.type, (processes,))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     weights = dict(whole.named_parameters(remove_duplicate=False))
-    filled: dict[Tensor, nn.Parameter] = {}  # weights that the model shares with itself stay shared
+    filled: dict[Tensor, nn.Parameter] = {}  # tied weights stay tied
     for layer in layers_of(base):
         _fill(layer, base, weights, filled)
         fully_shard(layer, mesh=mesh, mp_policy=precision)
@@ -103,7 +103,7 @@ def _fill(module: nn.Module, base: nn.Module, weights: dict[str, Tensor], filled
 
 
 class ShardedOptimiser(Optimiser):
-    """AdamW on each process's part; every method is one that all processes call. Its state is that of `Optimiser`."""
+    """AdamW on each process's part; all processes must call each method together. Its state is like `Optimiser`'s."""
 
     def __init__(self, sharded: ShardedPolicy, whole: Policy, settings: OptimiserSettings, total_updates: int) -> None:
         super().__init__(sharded.base.parameters(), settings, total_updates)

@@ -1,7 +1,7 @@
-"""The processes of one training job. Alone, every operation is the identity: the loop has no branch for it.
+"""The processes of one training job. With one process every operation is the identity, so the loop needs no branch.
 
-`torchrun` and `accelerate launch` start the same program several times and say in the environment who is who. Rank 0
-leads, the others serve it (`train/processes.py`). Control messages go over gloo, gradients over NCCL on cards.
+`torchrun` and `accelerate launch` start the same program several times and tell each its rank in the environment. Rank
+0 leads, the others serve it (`train/processes.py`). Control messages go over gloo, gradients over NCCL on cards.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BUCKET = 2**26
 # A process may wait for another's longest rollout or evaluation; one that died is noticed by its closed connection.
 PATIENCE = datetime.timedelta(days=7)
 WORD = 30.0
-"""Seconds of waiting after which the first process says so."""
+"""After this many seconds of waiting the first process logs it."""
 log = logging.getLogger(__name__)
 
 
 class World:
-    """Who takes part, and how to talk to them."""
+    """The processes that take part, and communication between them."""
 
     def __init__(self, rank: int = 0, size: int = 1, messages: Any = None) -> None:
         self.rank, self.size = rank, size
@@ -113,10 +113,10 @@ def _say_waiting() -> None:
 
 
 class _connected:
-    """A broken connection as what it means: another process is gone, and why is in its own output."""
+    """Turn a broken connection into an error that says what it means: another process has died."""
 
     def __init__(self, rank: int) -> None:
-        # The first process alone speaks: the others wait for its orders, however long it evaluates.
+        # Only the first process logs this: the others wait for its orders, however long it evaluates.
         self._timer = threading.Timer(WORD, _say_waiting) if rank == 0 else None
 
     def __enter__(self) -> None:

@@ -1,1 +1,1 @@
-"""What a model and its data promise, for a small budget of tokens, before a long run."""
+"""`r3 probe`: on a small budget of tokens, which mechanism is expected to pay on this model and data."""

@@ -1,4 +1,4 @@
-"""From findings to what is expected to pay, and the settings that follow. `docs/probe.md` gives the reasons.
+"""From findings to what is expected to pay, and the advised settings. `docs/probe.md` gives the reasons.
 
 A mechanism that costs generated tokens or moves the policy is advised only when its interval leaves nothing open;
 replay, which costs none, on its point estimate.
@@ -17,13 +17,13 @@ from r3.train.step_metrics import FAILURES, MOST_FAILURES
 LEAST_REPLAY = 0.01
 """Replay is expected to pay when at least this share of queries would have a success to replay an epoch later."""
 LEAST_LIFT = 2.0
-"""Reflection is expected to pay when it is right at least so many times as often, and its interval excludes 1."""
+"""Reflection is expected to pay when it is right at least this many times as often, and its interval excludes 1."""
 CHANCE = 0.5
-"""The AUC of an order that tells nothing."""
+"""The AUC of a random order."""
 LEAST_LATE = 0.02
-"""Twice the limit is worth a look when accuracy would rise by at least so much."""
+"""A doubled length limit is worth trying when accuracy would rise by at least this much."""
 MOST_UNIFORM = 0.9
-"""Beyond this share of groups that solve none (or all), hardly any teaches."""
+"""Above this share of solve-none (or solve-all) groups, hardly any group teaches."""
 
 Pays = Literal["yes", "no", "unknown"]
 
@@ -38,7 +38,7 @@ class Advice:
 
 
 def advise(findings: Findings, config: Config) -> tuple[Advice, ...]:
-    """A line for each mechanism, and for whatever else should be known before a long run."""
+    """A line for each mechanism, and for anything else worth knowing before a long run."""
     reflection = _reflection(findings)
     return (
         _replay(findings, lifted=reflection.pays == "yes"),
@@ -132,7 +132,7 @@ def _remarks(findings: Findings, *, lifted: bool) -> list[Advice]:
 
 
 def settings(advice: tuple[Advice, ...], findings: Findings) -> dict[str, Any]:
-    """The settings that follow, as they are laid over the recipe. What is unknown is off until it is shown to pay."""
+    """The advised settings, to be laid over the recipe. What is unknown is off until it is shown to pay."""
     pays = {line.about: line.pays for line in advice}
     method: dict[str, Any] = {"replay": {"enabled": True}}
     if pays["reflection"] == "yes":
@@ -174,5 +174,5 @@ def _times(ratio: Estimate) -> str:
 
 
 def many(times: float) -> str:
-    """A ratio's upper end, which has no meaning where the other side was hardly ever right."""
+    """A ratio's upper end, capped: it has no meaning where the other side was hardly ever right."""
     return f"{times:.1f}" if times < 1000 else "over 1,000"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,20 +18,22 @@ import numpy as np
 from r3.algorithm import Algorithm, Prompt, seed_of
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
+from r3.judging import Answer, judge_all
 from r3.method.settings import MethodSettings
 from r3.rollout.protocol import Request, Response
 from r3.samples import Group, Query, Sample
 from r3.train.build import Parts, make_sampler
 from r3.train.sampler import Sampler
 from r3.train.stream import QueryStream
+from r3.verify.judge import Verdict
 
 DEFAULT_GROUPS = 512
-"""Groups of full length that the default budget is made for."""
+"""The default budget is enough for this many groups of full length."""
 FEWEST_GROUPS = 16
 PLAIN_SHARE, LIFT_SHARE = 0.5, 0.35
-"""Of the budget; the rest, and what is left over, goes to carrying truncated answers on."""
+"""Shares of the budget; the rest, and what is left over, is for carrying on truncated answers."""
 MOST_ROUNDS = 8
-"""Reflection groups for one query."""
+"""Most reflection groups per query."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +43,7 @@ class Late:
     sample: Sample
     right: bool
     of_all: bool
-    """From the groups that every query got, not from the further ones of the hard."""
+    """It is from one of the groups that every query got, not from a hard query's further ones."""
 
 
 _Cut = tuple[Group, Sample, bool]
@@ -56,18 +57,18 @@ class Drawn:
     plain: list[tuple[Group, Group]] = field(default_factory=list)
     """Two groups for each query."""
     lift: list[tuple[Group, Group]] = field(default_factory=list)
-    """A further plain and a reflection group of a query never solved in `plain`; several for one query, maybe."""
+    """Pairs of a further plain and a reflection group of queries never solved in `plain`; maybe several per query."""
     hard: int = 0
     """Queries never solved in `plain`."""
     refused: Counter[str] = field(default_factory=Counter)
     """Why hard queries got no reflection prompt."""
     late: list[Late] = field(default_factory=list)
     no_room: int = 0
-    """Truncated answers that twice the limit of which the model's context does not hold."""
+    """Truncated answers that could not be carried on, because the model's context is too short."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Generated, by part."""
+    """Generated tokens, by part."""
     seconds: float = 0.0
-    """Spent generating and judging."""
+    """Seconds spent generating and judging."""
 
     @property
     def plain_groups(self) -> list[Group]:
@@ -76,7 +77,7 @@ class Drawn:
 
 
 def budget_of(tokens: int | None, group_size: int, limit: int) -> int:
-    """The budget that is asked for, or the default."""
+    """The budget asked for, or the default."""
     least = FEWEST_GROUPS * group_size * limit
     if tokens is None:
         return DEFAULT_GROUPS * group_size * limit
@@ -106,7 +107,7 @@ def draw(parts: Parts, budget: int, tell: Callable[[str], None]) -> Drawn:
 
 
 class _Drawing:
-    """A probe while it draws."""
+    """A probe in progress."""
 
     def __init__(self, parts: Parts, sampler: Sampler, buffer: SampleBuffer, budget: int) -> None:
         self.parts, self.sampler, self.buffer = parts, sampler, buffer
@@ -115,7 +116,7 @@ class _Drawing:
         self.seed = parts.config.run.seed
         self.rounds = 0
         self.unsolved: list[Query] | None = None
-        """Queries still to be asked to reflect, each several times; None before they are known."""
+        """Hard queries still to be asked, each up to several times; None before they are known."""
         self.drawn = Drawn()
         reflecting = _reflecting(parts)
         self.algorithm = Algorithm(reflecting, buffer, parts.policy.tokenizer, seed=self.seed)
@@ -138,9 +139,9 @@ class _Drawing:
             self.drawn.plain += zip(groups[: len(batch)], groups[len(batch) :], strict=True)
 
     def lift_pairs(self, reserve: int) -> None:
-        """A plain and a reflection group for each query that was never solved, in turn, as long as there is room.
+        """A plain and a reflection group for each query that was never solved, in turn, while the budget lasts.
 
-        Which queries are asked does not hang on these answers, and they do not join the history: both sides are fresh.
+        These answers decide nothing about which queries are asked and do not join the history: both sides are fresh.
         """
         if self.unsolved is None:
             hard = [a.query for a, b in self.drawn.plain if a.solve_none and b.solve_none]
@@ -194,22 +195,28 @@ class _Drawing:
             Request(np.concatenate([group.prompt, sample.tokens]), 1, seed_of(f"{seed}/{index}"))
             for index, (group, sample, _) in enumerate(batch)
         ]
-        responses = sorted(self.parts.engine.generate(requests, self.parts.sampling), key=lambda r: r.request)
-        with ThreadPoolExecutor(2) as judges:
-            right = list(judges.map(self._finishes_right, batch, responses))
-        self._spent("late", (len(response.tokens) for response in responses), started)
-        return [Late(sample, is_right, of_all) for (_, sample, of_all), is_right in zip(batch, right, strict=True)]
+        late: dict[int, Late] = {}
+        lengths: list[int] = []
 
-    def _finishes_right(self, answer: _Cut, response: Response) -> bool:
-        if response.finish == "length":
-            return False
-        group, sample, _ = answer
-        tokens = [*sample.tokens.tolist(), *response.tokens.tolist()]
-        text = self.parts.policy.tokenizer.decode(tokens, skip_special_tokens=True)
-        return self.parts.task.judge.judge(group.query, text).right
+        def keep(answer: Answer[Response], verdict: Verdict) -> None:
+            _, sample, of_all = batch[answer.source.request]
+            late[answer.source.request] = Late(sample, verdict.right and not answer.truncated, of_all)
+            lengths.append(len(answer.source.tokens))
+
+        judge_all(self._whole(batch, self.parts.engine.generate(requests, self.parts.sampling)), keep)
+        self._spent("late", lengths, started)
+        return [late[index] for index in range(len(batch))]
+
+    def _whole(self, batch: Sequence[_Cut], responses: Iterable[Response]) -> Iterator[Answer[Response]]:
+        """Each answer from its first token: what was cut, and what it went on with."""
+        for response in responses:
+            group, sample, _ = batch[response.request]
+            tokens = [*sample.tokens.tolist(), *response.tokens.tolist()]
+            text = self.parts.policy.tokenizer.decode(tokens, skip_special_tokens=True)
+            yield Answer(group.query, self.parts.task.judge, text, response.finish == "length", response)
 
     def _room(self, reserve: int, cost: int, first: int) -> int:
-        """How many more fit before the reserve; none once it is hardly worth a round beside the first."""
+        """How many more requests fit the budget without its reserve; 0 once a round would be too small."""
         room = max(0, self.left - reserve) // cost
         return room if room * 16 >= first else 0
 
@@ -233,8 +240,8 @@ class _Drawing:
 
 def _reflecting(parts: Parts) -> MethodSettings:
     """The recipe's reflection, its template and all, switched on for every query that is asked, from epoch 1."""
-    own = parts.config.method.reflection
-    most = own.max_prompt_tokens
+    reflection = parts.config.method.reflection
+    most = reflection.max_prompt_tokens
     if parts.policy.max_context is not None:
         most = min(most, parts.policy.max_context - parts.sampling.max_tokens)
     everything = {
@@ -249,4 +256,4 @@ def _reflecting(parts: Parts) -> MethodSettings:
         "min_lift": 0.0,
         "max_prompt_tokens": most,
     }
-    return parts.config.method.model_copy(update={"reflection": own.model_copy(update=everything)})
+    return parts.config.method.model_copy(update={"reflection": reflection.model_copy(update=everything)})

@@ -1,6 +1,6 @@
 """From counts by query to numbers with intervals; pure functions.
 
-Queries are what is drawn again in every interval, not answers: answers to one query are alike. With 2G answers to a
+Intervals resample queries, not answers: answers to the same query are alike. With 2G answers to a
 query, c of them right, the chances of a group of G are exact averages over all ways to deal them into two groups, which
 are steadier than the two groups as they happened to fall.
 """
@@ -19,11 +19,11 @@ from r3.evaluate.passk import Estimate, pass_at_k, student
 Array = npt.NDArray[np.float64]
 RESAMPLES = 5_000
 FEWEST_QUERIES = 8
-"""A share of pairs has no interval below so many queries: a bootstrap over fewer says too little."""
+"""With fewer queries than this a share of pairs has no interval: a bootstrap would say too little."""
 
 
 def none_right(right: int, group: int) -> float:
-    """Chance that a group solves none, from 2G answers of which so many are right.
+    """Chance that a group of G solves none, given how many of 2G answers are right.
 
     >>> none_right(1, 2), none_right(0, 2), none_right(3, 2)
     (0.5, 1.0, 0.0)
@@ -32,7 +32,7 @@ def none_right(right: int, group: int) -> float:
 
 
 def all_right(right: int, group: int) -> float:
-    """Chance that a group solves all.
+    """Chance that a group of G solves all, given the same.
 
     >>> all_right(3, 2), all_right(4, 2)
     (0.5, 1.0)
@@ -50,7 +50,7 @@ def to_replay(right: int, group: int) -> float:
 
 
 def ratio(first: Sequence[int], second: Sequence[int], answers: Sequence[int], *, seed: int) -> Estimate:
-    """How many times as often the first is right: right answers to each query, of so many on either side.
+    """How many times as often the first side is right, from the right answers per query on either side.
 
     Either side gets half a success more than it had, so that there is a ratio where one had none. A side that was
     never right would not vary when it is drawn again; its rate is drawn from Jeffreys' Beta(½, answers + ½) instead.

@@ -1,4 +1,4 @@
-"""What the drawn answers say, as plain numbers: the content of `probe.json`."""
+"""The numbers computed from the drawn answers: the content of `probe.json`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Lift:
 
     queries: int
     answers: int
-    """Of each kind."""
+    """How many answers of each kind."""
     plain: Estimate
     reflection: Estimate
     ratio: Estimate
     right: tuple[int, int]
     """Right plain answers, right reflection answers."""
     tokens_per_right: tuple[float | None, float | None]
-    """Of plain and reflection answers; None without a right one."""
+    """Tokens per right answer, plain and under reflection; None without a right one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,28 @@ class Ranking:
     auc: Mapping[str, Estimate]
     pairs: int
     queries: int
-    """With an answer that finishes right and one that does not."""
+    """Queries with an answer that finishes right and one that does not."""
     at_half: Estimate | None
-    """SERR's, had the answers been cut at half the limit: from the plain answers alone."""
+    """The AUC of SERR's order if answers were cut at half the limit, from the plain answers alone."""
     pairs_at_half: int
     queries_at_half: int
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What twice the limit would bring."""
+    """What a doubled length limit would change."""
 
     carried_on: int
     finish_right: Estimate | None
     """Share of truncated answers that are right at twice the limit, in the groups that every query got."""
     accuracy: float | None
-    """All plain answers', at twice the limit."""
+    """Accuracy of all plain answers at twice the limit."""
     no_room: int
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that a probe found."""
+    """Everything that a probe found."""
 
     queries: int
     group_size: int
@@ -139,7 +139,7 @@ def _lengths(answers: Sequence[Sample]) -> dict[str, float | None]:
 
 
 def _lift(drawn: Drawn, seed: int) -> Lift | None:
-    """Of each query all its groups of a kind together."""
+    """Each query's groups of a kind, joined."""
     if not drawn.lift:
         return None
     sides = [_by_query(pair[kind] for pair in drawn.lift) for kind in (0, 1)]
@@ -199,7 +199,7 @@ def _ranking(drawn: Drawn, limit: int, peak_fraction: float) -> Ranking:
 
 
 def _scores(samples: Sequence[Sample], peak_fraction: float) -> dict[str, Sequence[float]]:
-    """Orders that need no verifier, by what a truncated answer shows; the higher the better."""
+    """Scores of truncated answers that need no verifier; higher is better."""
     scores: dict[str, Sequence[float]] = {}
     entropies = [sample.entropies for sample in samples if sample.entropies is not None]
     if len(entropies) == len(samples):
@@ -217,7 +217,7 @@ def _auc(pairs: Sequence[tuple[float, int]]) -> Estimate | None:
 
 
 def _at_twice(drawn: Drawn, accuracy: float, truncated: float) -> Limit:
-    of_all = [late for late in drawn.late if late.of_all]  # the further answers are those of hard queries alone
+    of_all = [late for late in drawn.late if late.of_all]  # only hard queries have further answers
     tried: Counter[str] = Counter(late.sample.query_id for late in of_all)
     right: Counter[str] = Counter(late.sample.query_id for late in of_all if late.right)
     finish_right = estimates.share([right[i] for i in tried], list(tried.values()))
@@ -226,7 +226,7 @@ def _at_twice(drawn: Drawn, accuracy: float, truncated: float) -> Limit:
 
 
 def as_dict(value: Any) -> Any:
-    """Findings as JSON takes them."""
+    """The findings in JSON's types."""
     if hasattr(value, "__dataclass_fields__"):
         return {name: as_dict(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A probe in the terminal."""
+"""A probe's report in the terminal."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from r3.probe.findings import Findings
 
 
 def show(console: Console, findings: Findings, advice: tuple[Advice, ...], follow: dict[str, Any], head: str) -> None:
-    """The tables, what is expected to pay, and the settings that follow."""
+    """Print the tables, what is expected to pay, and the advised settings."""
     console.print(head, markup=False)
     for table in (_groups(findings), _answers(findings), _lift(findings), _ranking(findings), _advice(advice)):
         title, table.title = table.title, None  # rich breaks a title to the table's width
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(table)
-    console.print("The settings that follow:\n", markup=False)
+    console.print("Advised settings:\n", markup=False)
     console.print(snippet(follow), markup=False, highlight=False)
 
 
 def snippet(follow: dict[str, Any]) -> str:
-    """The settings as YAML, with a lone switch as on or off."""
+    """The settings as YAML; a section with nothing but its switch becomes on or off."""
     text = yaml.safe_dump(follow, sort_keys=False)
     return str(text)
 

@@ -1,4 +1,4 @@
-"""`checkpoints/step-000012/`: folders that are there complete or not at all.
+"""`checkpoints/step-000012/`: folders that exist complete or not at all.
 
 This file knows nothing about models: the caller's writer saves whatever files it likes into a folder. That folder is
 prepared under a temporary name, forced to the disk, sealed with a manifest of its files, and only then renamed.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from r3.errors import RunError
-from r3.run.files import (
+from r3.run.disk import (
     FULL,
     read_regular,
     remove,
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 LARGE = 64 * 2**20
-"""Files above this size, the weights, are digested in blocks by several threads, and read again only for a resume."""
+"""Files above this size (weights) are hashed in blocks by several threads, and verified only before a resume."""
 BLOCK = 16 * 2**20
 
 _PROBE_BYTES = 2**20
@@ -69,7 +69,7 @@ class Checkpoints:
         return Checkpoint(step, final)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is intact, or None if there are none at all. Says why a newer one was passed over.
+        """The newest checkpoint that is intact, or None if there are none at all. Logs why a newer one was skipped.
 
         Every byte of it is read: weights that changed by themselves would be trained on.
 
@@ -97,7 +97,7 @@ class Checkpoints:
         return sorted(step for step in steps if step is not None)
 
     def damage(self, step: int, *, thorough: bool = False) -> str | None:
-        """What is wrong with that step's checkpoint; None if it is intact. Large files are read if `thorough`."""
+        """What is wrong with a step's checkpoint; None if it is intact. Large files are read only if `thorough`."""
         return _damage(self._path(step), thorough)
 
     def prune(self, keep: int) -> None:
@@ -112,7 +112,7 @@ class Checkpoints:
                 kept += 1
 
     def rewind(self, step: int) -> None:
-        """Remove intact checkpoints newer than `step`, which the run goes back to: they are of another history.
+        """Remove intact checkpoints newer than `step`, which the run goes back to: they belong to a history it leaves.
 
         Damaged ones stay, in case someone wants to look at them; they are never used.
         """
@@ -122,7 +122,7 @@ class Checkpoints:
                 self._drop(later)
 
     def clean(self) -> None:
-        """Finish what a killed writer left undone. Only for the owner of the run's lock."""
+        """Clean up after a killed writer. Only for the owner of the run's lock."""
         if not self.folder.is_dir():
             return
         remove_leftovers(self.folder)
@@ -151,7 +151,7 @@ class Checkpoints:
 
     @contextmanager
     def _prepared(self, final: Path) -> Iterator[Path]:
-        """An empty folder to fill, gone again if anything goes wrong; a full disk is told in numbers."""
+        """An empty folder to fill, removed again if anything fails; the error says how full the disk is."""
         partial = temporary(final)
         try:
             partial.mkdir(parents=True)
@@ -170,7 +170,7 @@ class Checkpoints:
 
 
 def _discard(partial: Path) -> None:
-    """Remove what a failed writer made and free its space now: torch keeps such a file open past its own error."""
+    """Remove what a failed writer wrote and free its space now: torch keeps such files open after its error."""
     for path in _files(partial):
         if not path.is_symlink() and path.stat().st_nlink == 1:  # a linked file has other users
             os.truncate(path, 0)
@@ -178,14 +178,14 @@ def _discard(partial: Path) -> None:
 
 
 def _amount(partial: Path) -> str:
-    """How far a checkpoint got, for the message."""
+    """How many bytes of a checkpoint were written, for the error message."""
     return f"the checkpoint (failed after {sum(path.stat().st_size for path in _files(partial)):,} bytes)"
 
 
 def _write_error(error: Exception) -> OSError | None:
-    """The failed write behind an error of torch or safetensors, by their words for it.
+    """The failed write behind an error of torch or safetensors, recognised by its wording.
 
-    After a large block was refused, small ones may well be taken: the disk, asked, would seem in order.
+    After a large block was refused, a small one may still fit, so that a test write proves nothing.
     """
     text = str(error)
     number = re.search(r"os error (\d+)|Errno (\d+)", text)
@@ -198,7 +198,7 @@ def _write_error(error: Exception) -> OSError | None:
 
 
 def _refused_write(folder: Path) -> OSError | None:
-    """Whether the disk is full, found out by writing to it."""
+    """The error of a small test write, if the disk is full."""
     probe = folder / ".probe"
     try:
         write_synced(probe, bytes(_PROBE_BYTES))

@@ -1,4 +1,4 @@
-"""A training run's directory: what is where, who may write, and how a run is made, opened and taken back to a step.
+"""A training run's directory: its layout, who may write, and how a run is created, opened and rewound to a step.
 
 config.yaml                 the resolved config
 dataset.jsonl, heldout.jsonl  rows that were given from Python
@@ -29,7 +29,7 @@ import r3
 from r3.errors import RunError
 from r3.locks import FileLock, Locked
 from r3.run.checkpoints import Checkpoints
-from r3.run.files import is_temporary, read_regular, remove_leftovers, write_atomically, write_failed
+from r3.run.disk import is_temporary, read_regular, remove_leftovers, write_atomically, write_failed
 from r3.run.metrics import MetricsLog
 from r3.run.rollouts import Rollouts
 
@@ -45,7 +45,7 @@ RESTORE = "mount or restore it as it was, or start a new run in another run.dir;
 
 
 class RunFiles:
-    """Where everything is, for readers: takes no lock and writes nothing."""
+    """The paths of a run's files, for readers: takes no lock and writes nothing."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -59,7 +59,7 @@ class RunFiles:
         self.checkpoints = Checkpoints(self.path / "checkpoints")
 
     def read_info(self) -> dict[str, Any]:
-        """What run.json says; refuses a directory that is no run's, and a run of a newer format."""
+        """The content of run.json; refuses a directory that is no run, and a run of a newer format."""
         try:
             info = json.loads(read_regular(self.info_path))
             version = info["format"]
@@ -107,7 +107,7 @@ class RunDirectory(RunFiles):
         super().__init__(path)
         self.info = dict(info)
         self._lock = lock
-        self.metrics = MetricsLog(self.metrics_path)  # its lock holds even where someone removed the file `lock`
+        self.metrics = MetricsLog(self.metrics_path)  # its own lock holds even if someone removes the file `lock`
         try:
             self._tidy()
         except BaseException:
@@ -138,7 +138,7 @@ class RunDirectory(RunFiles):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """An existing run, to resume it. What killed writes left under temporary names is cleared up, no more."""
+        """An existing run, to resume it. Only temporary files of killed writes are removed."""
         files = RunFiles(path)
         files.read_info()
         lock = lock_run(files.lock_path)
@@ -154,7 +154,7 @@ class RunDirectory(RunFiles):
         """Go back to `step`, whose checkpoint is being resumed: later metrics, rollouts and checkpoints are dropped.
 
         `notes` are kept with the resume in run.json. Steps count from 1; a run killed before its first checkpoint goes
-        back to 0. The buffer goes back by its own means. Killed half-way, this is simply done again by the next resume.
+        back to 0. The buffer rewinds itself. If it is killed half-way, the next resume does it again.
         """
         reached = max(self.reached or 0, self.metrics.last_step or 0)
         resume = {"at": _now(), "step": step, "command": list(sys.argv if command is None else command)}
@@ -172,7 +172,7 @@ class RunDirectory(RunFiles):
 
     @property
     def reached(self) -> int | None:
-        """The furthest step before any going back, which tracking services may have seen; None: never went back."""
+        """The furthest step reached before any rewind, which tracking services may have seen; None: never rewound."""
         reached = self.info.get("reached")
         return None if reached is None else int(reached)
 
@@ -204,13 +204,13 @@ class RunDirectory(RunFiles):
 
 
 def make_folder(path: str | Path) -> None:
-    """Make the folder of a new run; `RunError` if it cannot be one's. `create` does so too."""
+    """Make the folder of a new run; `RunError` if it cannot hold one. `create` does this too."""
     _refuse_foreign(RunFiles(path))
     refuse_run(path)
 
 
 def check_folder(path: str | Path) -> None:
-    """`RunError` if no new run can begin there. Makes nothing."""
+    """`RunError` if no new run can begin there. Creates nothing."""
     refuse_run(path)
     files, nearest = RunFiles(path), Path(path).absolute()
     while not nearest.exists() and nearest != nearest.parent:
@@ -224,7 +224,7 @@ def check_folder(path: str | Path) -> None:
 
 
 def refuse_run(path: str | Path) -> None:
-    """`RunError` if the directory already holds a run; `create` asks too, this is for asking before a long start."""
+    """`RunError` if the directory already holds a run; for a check before a long start."""
     if RunFiles(path).info_path.exists():
         raise RunError(f"{path}: already holds a run; resume it with {resume_command(path)} or choose another run.dir")
 
@@ -239,7 +239,7 @@ def resume_command(path: str | Path) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what the numbers may depend on; None for a package that is not installed. Imports none of them."""
+    """Versions of packages that the numbers may depend on; None if not installed. Imports none of them."""
     return {"r3": r3.__version__, "python": platform.python_version()} | {
         package: _version(package) for package in ("torch", "transformers", "numpy")
     }
@@ -253,7 +253,7 @@ def _version(package: str) -> str | None:
 
 
 def _refuse_foreign(files: RunFiles) -> None:
-    """Make the directory, or see that it is empty, a run, or what a `create` killed before its end has left."""
+    """Make the directory, or check that it is empty, a run, or left by a `create` that was killed."""
     try:
         files.path.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in files.path.iterdir() if not is_temporary(path.name)}

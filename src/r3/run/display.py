@@ -1,7 +1,7 @@
 """A run's progress: a live display in a terminal, one plain line per step in a pipe or a file.
 
-What is shown is a mapping from a label to the metric's key, as only the training loop knows its metrics. A stream that
-goes away (a closed pipe, a lost terminal) ends the display, never the training.
+The caller maps labels to metric keys. A stream that goes away (a closed pipe, a lost terminal) ends the display, never
+the training.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 TREND_STEPS = 60
 """How many steps a trend shows, where the terminal is wide enough."""
 _ETA_STEPS = 20
-"""How many steps the remaining time is estimated from: enough to be calm, few enough to follow longer answers."""
+"""How many steps the remaining time is estimated from: enough to be steady, few enough to follow longer answers."""
 
 
 class Progress:
-    """Shows each step that it is given.
+    """Shows the progress of a run, step by step.
 
     `shown` maps labels to metric keys; `trends` names the labels that get a small curve, `past` fills these with the
-    steps before a resume. Use it as a context manager, so that the terminal is put right again.
+    steps before a resume. Use it as a context manager, so that the terminal is restored.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to go at the pace of the last steps; None before the first."""
+        """Estimated seconds left, at the pace of the last steps; None before the first."""
         if len(self._times) < 2:
             return None
         pace = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
@@ -107,7 +107,7 @@ class Progress:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """On the first sign that nobody can see the display any more, stop drawing it."""
+        """Stop drawing at the first sign that the stream is gone."""
         try:
             yield
         except OSError as error:
@@ -118,7 +118,7 @@ class Progress:
             self._give_up(str(error))
 
     def _give_up(self, reason: str) -> None:
-        # What is still buffered, and Python's own flush at exit, must go somewhere that takes it.
+        # What is still buffered, and Python's own flush at exit, must not fail again.
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
         with contextlib.suppress(OSError, ValueError):
@@ -218,7 +218,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float], levels: str) -> str:
-    """One character per value, from the lowest of them to the highest; a space where there is none.
+    """One character per value, scaled from the lowest to the highest; a space for NaN.
 
     >>> sparkline([0.0, 0.5, float("nan"), 1.0], "abc")
     'ab c'

@@ -1,6 +1,6 @@
-"""One JSON object per line, in strict JSON that any reader takes, the same bytes for the same content.
+"""One JSON object per line: strict JSON that any reader accepts, the same bytes for the same content.
 
-JSON has no NaN and no infinity. A value that is not there (NaN, or None: the mean over no samples) is written as
+JSON has no NaN and no infinity. A missing value (NaN, or None: the mean over no samples) is written as
 `null` and read back as NaN; an infinity is written as the string "Infinity" or "-Infinity" and read back as a float.
 """
 
@@ -34,7 +34,7 @@ def decode_line(line: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str) -> Any:
-    """`value` in the types JSON has, with numpy's and torch's scalars taken as the numbers they are."""
+    """`value` in JSON's types; scalars of numpy and torch become numbers."""
     if isinstance(value, Mapping):
         return {str(name): _plain(value[name], f"{key}.{name}") for name in sorted(value, key=str)}
     if isinstance(value, list | tuple):

@@ -29,14 +29,14 @@ class _Console(Console):
 
 class LiveScreen:
     def __init__(self, stream: TextIO) -> None:
-        # NO_COLOR, the terminal's size and its colours are rich's to find out.
+        # rich finds out NO_COLOR, the terminal's size and its colours.
         self._console = _Console(file=stream, force_terminal=True, highlight=False, soft_wrap=False)
         self._unicode = self._console.encoding.lower().startswith("utf")
         self._live = Live(
             console=self._console,
             auto_refresh=False,
             redirect_stdout=stream is sys.stdout,
-            # Lines of a log would tear the display, unless they go elsewhere.
+            # Log lines on the same terminal would break up the display.
             redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
         )
         self._live.start()
@@ -58,7 +58,7 @@ class LiveScreen:
         cells = [Text.assemble((label, "dim"), " ", (value, "bold")) for label, value in progress.cells(missing)]
         if progress.doing:
             cells.append(Text(progress.doing, "italic"))
-        # The padding, of nothing, ends the bar's line, which the bar itself does not.
+        # An empty padding ends the line after the bar, which the bar itself does not.
         bar = Padding(ProgressBar(total=max(progress.total, 1), completed=progress.step), 0)
         return Group(bar, Columns(cells, padding=(0, 2)), *self._trends(progress, missing))
 

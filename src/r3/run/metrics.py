@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from r3.errors import RunError
 from r3.locks import FileLock, Locked
-from r3.run.files import AppendFile, open_regular, write_atomically, write_failed
+from r3.run.disk import AppendFile, open_regular, write_atomically, write_failed
 from r3.run.jsonl import decode_line, encode_line
 
 log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """The only writer of one metrics file: it holds a lock on the file itself, which no tidying hand takes away.
+    """The only writer of a metrics file. It locks the file itself, so that removing the file `lock` does not help.
 
     Opening it checks every line and changes nothing; a last line that was cut off is repaired by the first write.
     """
@@ -49,7 +49,7 @@ class MetricsLog:
         self.last_step = step
 
     def rewind(self, step: int) -> int | None:
-        """Drop the lines after `step` and return the last one kept: the state in which that step's checkpoint was."""
+        """Drop the lines after `step`, as when its checkpoint was written. Returns the last step kept."""
         self._repair()
         last, end = None, 0
         for line in _complete_lines(self.path):
@@ -75,16 +75,16 @@ class MetricsLog:
             self._lock.release()
 
     def _replace(self, kept: bytes) -> None:
-        """A new file in place of this one, so that readers see that what they read no longer holds."""
+        """Put a new file in place of this one: readers notice that what they have read is no longer valid."""
         write_atomically(self.path, kept)
-        self._file.close()  # it still writes to the file that was replaced
+        self._file.close()  # it still points to the file that was replaced
         self._file = AppendFile(self.path, durable=self._durable)
         lock, self._lock = self._lock, _locked(self.path)
         if lock is not None:
             lock.release()
 
     def _read_to_the_end(self) -> tuple[int | None, bytes]:
-        """The last step, and the bytes behind the last complete line."""
+        """The last step, and the bytes after the last complete line."""
         last, end = None, 0
         for line in _complete_lines(self.path):
             last, end = line.step, line.end
@@ -92,11 +92,11 @@ class MetricsLog:
             file.seek(end)
             tail = file.read()
         with contextlib.suppress(ValueError):
-            last = _step(decode_line(tail))  # whole but for its newline
+            last = _step(decode_line(tail))  # complete but for its newline
         return last, tail
 
     def _repair(self) -> None:
-        """Complete or drop what stands behind the last complete line."""
+        """Complete or drop what follows the last complete line."""
         tail, self._tail = self._tail, b""
         if not tail:
             return
@@ -106,12 +106,12 @@ class MetricsLog:
             log.warning("%s: dropped the last line, cut off after %d bytes; all before is kept", self.path, len(tail))
             self._file.truncate(self.path.stat().st_size - len(tail))
             return
-        log.warning("%s: the last line (step %d) is whole but for its newline; added that", self.path, step)
+        log.warning("%s: the last line (step %d) had no newline; added it", self.path, step)
         self._file.append(b"\n")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Every complete line of a metrics file, oldest first, also while it is written to: half a line is not yet one."""
+    """Every complete line of a metrics file, oldest first. Safe while it is being written: half a line is skipped."""
     for line in _complete_lines(path):
         yield line.record
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from r3.errors import RunError
-from r3.run.files import open_regular, remove_leftovers, step_name, step_of, write_atomically, write_failed
+from r3.run.disk import open_regular, remove_leftovers, step_name, step_of, write_atomically, write_failed
 from r3.run.jsonl import decode_line, encode_line
 
 _SUFFIX = ".jsonl.gz"
@@ -79,7 +79,7 @@ class Rollouts:
             raise _damaged(path, error) from error
 
     def contents(self, step: int) -> Contents | None:
-        """The file's table of contents, without reading a row; None if it was written without one."""
+        """The file's table of contents, without reading any row; None if the file has none."""
         path = self.path(step)
         try:
             with open_regular(path) as file:
@@ -95,7 +95,7 @@ class Rollouts:
             raise _damaged(path, error) from error
 
     def read_bytes(self, step: int, place: tuple[int, int]) -> bytes:
-        """The undecoded lines of one group, at its place in the contents."""
+        """The raw lines of one group, given its place in the contents."""
         path, (offset, size) = self.path(step), place
         try:
             with open_regular(path) as file:
@@ -110,7 +110,7 @@ class Rollouts:
             raise _damaged(path, error) from error
 
     def read_group(self, step: int, place: tuple[int, int]) -> list[dict[str, Any]]:
-        """The rows of one group, at its place in the contents."""
+        """The rows of one group, given its place in the contents."""
         try:
             return [decode_line(line) for line in self.read_bytes(step, place).splitlines()]
         except ValueError as error:
@@ -124,13 +124,13 @@ class Rollouts:
         return sorted(step for step in steps if step is not None)
 
     def rewind(self, step: int) -> None:
-        """Drop the rollouts of later steps: the resumed run writes them again."""
+        """Remove the rollouts of later steps, which the resumed run will write again."""
         for later in self.steps():
             if later > step:
                 self.path(later).unlink()
 
     def clean(self) -> None:
-        """Remove what a killed writer left. Only for the owner of the run's lock."""
+        """Remove temporary files of killed writers. Only for the owner of the run's lock."""
         if self.folder.is_dir():
             remove_leftovers(self.folder)
 
@@ -147,7 +147,7 @@ def _damaged(path: Path, error: Exception) -> RunError:
 
 
 def _table(summaries: Sequence[Mapping[str, Any]], members: Mapping[Any, bytes]) -> bytes:
-    """The empty members that carry the table. Places count from the end of these."""
+    """The empty gzip members that carry the table. Places in it count from the end of these members."""
     ends = dict(zip(members, itertools.accumulate(map(len, members.values())), strict=True))
     places = [(ends[i] - len(members[i]), len(members[i])) if i in members else None for i in range(len(summaries))]
     line = encode_line({"summaries": list(summaries), "places": places})
@@ -159,7 +159,7 @@ def _table(summaries: Sequence[Mapping[str, Any]], members: Mapping[Any, bytes])
 
 
 def _packed_table(file: BinaryIO) -> tuple[bytes, int]:
-    """The packed table at the start of a file, and where the rows begin; nothing, and 0, if there is none."""
+    """The packed table at the start of a file, and where the rows begin; (b"", 0) if there is none."""
     packed, at = b"", 0
     while True:
         head = file.read(_HEAD.size)

@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP ask for an orderly end: the step is finished and a checkpoint written.
 
-A second Ctrl-C insists. A hang-up (a closed terminal) that was being ignored, as under nohup, stays ignored.
+A second Ctrl-C stops at once. A hang-up (a closed terminal) that was ignored, as under nohup, stays ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FINISHING = "finishing this step, then writing a checkpoint; press Ctrl-C again 
 
 
 class StopRequested:
-    """True inside its `with` block once SIGINT, SIGTERM or SIGHUP has come; look at it after each step.
+    """True inside its `with` block once SIGINT, SIGTERM or SIGHUP has arrived; check it after each step.
 
         with StopRequested() as stop:
             for step in steps:
@@ -25,9 +25,9 @@ class StopRequested:
                 if stop:
                     break
 
-    Python delivers signals to the main thread alone: elsewhere it stays false and changes no handler. With `last_words`
-    an error that ends the block makes the process deaf to SIGTERM: a launcher sends it to every process once one has
-    died, and the survivors' message must not be cut off by it.
+    Python delivers signals to the main thread only: in other threads it stays false and changes no handler. With
+    `last_words`, SIGTERM is ignored after an error has ended the block: a launcher sends it to every process once one
+    has died, which must not cut off the others' error messages.
     """
 
     def __init__(self, *, last_words: bool = False) -> None:
@@ -56,7 +56,7 @@ class StopRequested:
     def _restore(self) -> None:
         _active.discard(self)
         for number, handler in self._old.items():
-            # None: a handler that was not set from Python, and cannot be.
+            # None: a handler that was not set from Python and cannot be restored from it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._old.clear()
 
@@ -74,7 +74,7 @@ _active: weakref.WeakSet[StopRequested] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """A request to stop is for the trainer to honour: its forked workers get their old handlers back."""
+    """Give forked workers their old handlers back: only the trainer itself stops in an orderly way."""
     for stop in list(_active):
         stop._restore()
 

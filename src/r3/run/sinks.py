@@ -1,8 +1,8 @@
 """Where metrics go besides `metrics.jsonl`: TensorBoard, and W&B or trackio when asked for.
 
-A resumed run goes back to its checkpoint and logs some steps again. No curve doubles: TensorBoard is told to forget
-the steps after the checkpoint; the services, which cannot forget, are not sent a step twice (it has the same values,
-as a resume is exact).
+A resumed run goes back to its checkpoint and logs some steps again. So that no curve is drawn twice, TensorBoard is
+told to drop the steps after the checkpoint; the services, which cannot do so, are not sent a step twice (a resume is
+exact, so it would have the same values).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Protocol
 
 from r3.errors import RunError
 from r3.run.directory import RunDirectory
-from r3.run.files import AppendFile, write_failed
+from r3.run.disk import AppendFile, write_failed
 
 SINKS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """How a run is found again at a tracking service."""
+    """What a run is called at a tracking service."""
 
     project: str = "r3"
     name: str | None = None
@@ -124,7 +124,7 @@ class TensorBoardSink:
 
 
 class _Service(ABC):
-    """What W&B and trackio share: one run, under an id kept in run.json, that is sent no step twice."""
+    """What W&B and trackio share: one run, under an id kept in run.json, to which no step is sent twice."""
 
     package: str
 
@@ -187,7 +187,7 @@ def _loader(package: str, fix: str) -> Any:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != package:
-                raise  # it is there, but something it needs is not
+                raise  # it is installed, but something it needs is not
             raise RunError(f"logging to {package} needs the package {package}: {fix}") from error
 
     return load

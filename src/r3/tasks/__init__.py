@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from r3.errors import TaskError
-from r3.tasks.base import ChosenTask, Task
 from r3.tasks.given import function_of
 from r3.tasks.settings import (
     ArithmeticSettings,
@@ -19,6 +18,7 @@ from r3.tasks.settings import (
     TaskSettings,
     TinyCodeSettings,
 )
+from r3.tasks.task import ChosenTask, Task
 from r3.verify import Reward, RewardsJudge, VerifierError
 from r3.verify.functions import importable
 

@@ -25,7 +25,7 @@ from r3.errors import TaskError
 from r3.samples import Query
 from r3.tasks.settings import ArithmeticSettings
 from r3.tasks.written import first_steps
-from r3.verify.base import Judge, PlainJudge, Verdict
+from r3.verify.judge import Judge, PlainJudge, Verdict
 
 Split = Literal["warm", "train", "heldout"]
 HELDOUT_SEED = 0

@@ -25,7 +25,7 @@ from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.code import code_verifier
 from r3.tasks.settings import TinyCodeSettings
 from r3.tasks.written import first_steps
-from r3.verify.base import Judge, Verdict
+from r3.verify.judge import Judge, Verdict
 
 STEPS: dict[str, tuple[str, str, Callable[[list[int]], list[int]]]] = {
     "add": ("x=[v+1 for v in x]", "x=x+[1]", lambda x: [v + 1 for v in x]),

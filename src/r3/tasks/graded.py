@@ -20,7 +20,7 @@ from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.files import boxed_verdict
 from r3.tasks.settings import GradedArithmeticSettings
 from r3.tasks.written import helped
-from r3.verify.base import Judge, PlainJudge
+from r3.verify.judge import Judge, PlainJudge
 
 LARGEST = 99
 

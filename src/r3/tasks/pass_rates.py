@@ -17,8 +17,8 @@ from r3.errors import ConfigError
 from r3.run import RunFiles
 from r3.samples import Query
 from r3.tasks import Task, load_task
-from r3.tasks.base import ChosenTask
 from r3.tasks.settings import TaskSettings
+from r3.tasks.task import ChosenTask
 
 log = logging.getLogger(__name__)
 

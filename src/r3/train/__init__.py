@@ -1,4 +1,4 @@
-"""The policy and its update: packing, log-probs and entropies in chunks, the optimiser, checkpoints, and the loop."""
+"""Training: the loop, the run around it, resuming, records of steps, and the supervised warm start."""
 
 import sys
 from types import ModuleType

@@ -39,7 +39,7 @@ class Parts:
     sampling: Sampling
     heldout: Sequence[tuple[Query, IntArray]]
     earlier: SampleBuffer | None = None
-    """Of the run whose successes are replayed (`buffer.successes_from`)."""
+    """The buffer of the run whose successes are replayed (`buffer.successes_from`)."""
 
 
 def build(
@@ -56,7 +56,7 @@ def build(
     check_help(config, task)
     check_passes(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
-    check_prompts(config, task, policy.tokenizer, policy.max_context)
+    _, heldout = check_prompts(config, task, policy.tokenizer, policy.max_context)
     check_reference(config, policy.continues)
     check_stop_tokens(config, policy.stop_tokens)
     sampling = Sampling(
@@ -66,12 +66,12 @@ def build(
         top_p=config.rollout.top_p,
         top_k=config.rollout.top_k,
     )
-    heldout = [(query, plain_prompt(query, policy.tokenizer)) for query in task.heldout]
     earlier = None
     if config.buffer.successes_from is not None:
         vocabulary = digest_of_vocabulary(policy.tokenizer)
         earlier = open_earlier(config.buffer.successes_from, config.run.seed, task.train, vocabulary)
-    return Parts(config, task, policy, make_engine(config, policy), sampling, heldout, earlier)
+    engine = make_engine(config, policy)
+    return Parts(config, task, policy, engine, sampling, list(zip(task.heldout, heldout, strict=True)), earlier)
 
 
 def check_ahead(config: Config, processes: int) -> None:
@@ -92,7 +92,7 @@ def check_ahead(config: Config, processes: int) -> None:
 
 
 def check_extras(config: Config) -> None:
-    """What the settings need beyond the package itself is installed."""
+    """Check that packages which the settings need are installed."""
     for name in ("tensorboard", "wandb", "trackio"):
         if getattr(config.run, name) and find_spec(name) is None:
             fix = "pip install tensorboard" if name == "tensorboard" else f"pip install 'r3-rl[{name}]'"
@@ -100,7 +100,7 @@ def check_extras(config: Config) -> None:
 
 
 def check_reference(config: Config, continues: bool) -> None:
-    """A KL penalty is to the policy that the run starts from."""
+    """Check that a KL penalty would be to the policy that the run starts from."""
     if continues and config.method.objective.kl > 0:
         raise ConfigError(
             f"method.objective.kl={config.method.objective.kl:g} is to the model under the adapters of model.path="
@@ -109,7 +109,7 @@ def check_reference(config: Config, continues: bool) -> None:
 
 
 def check_stop_tokens(config: Config, stop_tokens: Sequence[int]) -> None:
-    """Answers can end."""
+    """Check that there is a token that ends an answer."""
     if not stop_tokens:
         raise ConfigError(
             f"model.path={config.model.path}: neither its tokenizer nor its generation config names an end-of-text "
@@ -206,7 +206,7 @@ def check_task(task: Task) -> None:
 
 
 def check_batch(config: Config, task: Task) -> None:
-    """A batch of more queries than there are holds some of them twice, each time as a group of its own."""
+    """Warn of a batch with more queries than there are, which has some of them twice, each as a group of its own."""
     if config.train.queries_per_step > len(task.train):
         log.warning(
             "train.queries_per_step=%d, and there are %d training queries: every batch holds some of them again, as "
@@ -250,7 +250,7 @@ def check_passes(config: Config, task: Task) -> None:
 
 
 def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
-    """A chat needs a template to become a prompt."""
+    """Check that chats have a template, without which they cannot become prompts."""
     if chats and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"model.path={config.model.path}: its tokenizer has no chat template, and the task's queries are chats; "
@@ -258,11 +258,15 @@ def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
         )
 
 
-def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> int:
-    """Every prompt can be built and fits the model's context with the response; returns the longest prompt's tokens."""
+def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> tuple[int, list[IntArray]]:
+    """Check that every prompt can be built and fits the model's context with the response.
+
+    Returns the length of the longest prompt, and the tokens of the held-out ones.
+    """
     queries = [*task.train, *task.heldout]
     check_template(config, any(not isinstance(query.prompt, str) for query in queries), tokenizer)
-    lengths = [len(plain_prompt(query, tokenizer)) for query in queries]
+    heldout = [plain_prompt(query, tokenizer) for query in task.heldout]
+    lengths = [len(plain_prompt(query, tokenizer)) for query in task.train] + [len(prompt) for prompt in heldout]
     if not min(lengths):
         empty = queries[lengths.index(0)].id
         raise TaskError(
@@ -279,11 +283,11 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
     _check_evaluation_limit(config, task, lengths[len(task.train) :], max_context)
     check_room(config, max_context)
     check_demonstrations(config, task, tokenizer, longest, max_context)
-    return longest
+    return longest, heldout
 
 
 def _check_evaluation_limit(config: Config, task: Task, lengths: Sequence[int], max_context: int | None) -> None:
-    """A held-out prompt and an answer as long as an evaluation allows fit the model's context."""
+    """Check that every held-out prompt fits the model's context with the longest answer of an evaluation."""
     if max_context is None or config.evaluate.max_tokens is None or not lengths:
         return
     longest, query_id = max((length, query.id) for length, query in zip(lengths, task.heldout, strict=True))

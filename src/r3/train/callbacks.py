@@ -1,4 +1,4 @@
-"""What a caller of `r3.train` is told while a run goes on, and how it can end it."""
+"""Callbacks of `r3.train`: they are called during a run, and can end it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPPED = "callback"
 
 
 class Callback:
-    """Override what you want to be told of. Returning True ends the run after a checkpoint, as Ctrl-C does."""
+    """Override what you need. Returning True ends the run after a checkpoint, as Ctrl-C does."""
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
         """A step is done; `metrics` is its line of metrics.jsonl. Step 0 is the evaluation before training."""

@@ -168,7 +168,7 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
         check_passes(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
-            longest = check_prompts(config, task, tokenizer, context)
+            longest, _ = check_prompts(config, task, tokenizer, context)
             notes.append(f"longest prompt: {longest} tokens")
         return len(task.train), longest
     finally:
@@ -188,7 +188,7 @@ def _batch(config: Config, queries: int | None) -> list[str]:
         f"{_passes(config, queries)}, {steps} steps",
         f"batch      {train.queries_per_step} queries × {rollout.group_size} samples = {samples:,} responses per step, "
         f"at most {tokens:,} tokens",
-        f"update     {train.updates_per_batch} a batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
+        f"update     {train.updates_per_batch} per batch, micro-batches of {train.tokens_per_microbatch:,} tokens: "
         f"at most {-(-tokens // train.tokens_per_microbatch):,} of them",
     ]
 

@@ -62,7 +62,6 @@ def resumed_config(
     files = RunFiles(path)
     info = files.read_info()
     saved = saved_settings(files, info)
-    saved["task"] = of_its_family(saved["task"])  # runs of version 0.1 list the settings of every family
     before = validate(saved)
     if given is None:
         for override in overrides:
@@ -91,6 +90,8 @@ def saved_settings(files: RunFiles, info: Mapping[str, Any]) -> dict[str, Any]:
         raise RunError(f"{files.config_path}: damaged ({' '.join(str(error).split())}); {RESTORE}") from error
     if not isinstance(saved, dict):
         raise RunError(f"{files.config_path}: damaged (it holds no settings); {RESTORE}")
+    if isinstance(saved.get("task"), Mapping):  # earlier versions listed the settings of every family
+        saved["task"] = of_its_family(saved["task"])
     for resume in info.get("resumes", []):
         for key in MAY_FALL:
             if key in resume.get("settings", {}):
@@ -283,7 +284,7 @@ def _digest_of_queries(queries: Sequence[Query]) -> str:
 
 
 def _digest_of_help(queries: Sequence[Query]) -> str:
-    """Of what methods show or train on beside the problems."""
+    """A digest of what methods show or train on besides the problems."""
     digest = hashlib.blake2b(digest_size=16)
     for query in queries:
         digest.update(json.dumps([query.demonstration, query.hints, query.feedback]).encode() + b"\n")

@@ -76,7 +76,7 @@ class Revisits:
             self.retired[name] = group.samples[0].epoch
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The state, for a checkpoint."""
         return {
             "started": self.started,
             "retired": dict(self.retired),
@@ -84,6 +84,6 @@ class Revisits:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.started, self.retired = state["started"], dict(state["retired"])
         self.seen = {name: Seen(*query) for name, query in state["seen"].items()}

@@ -12,8 +12,8 @@ from r3.method.reward import reward_parts
 from r3.method.settings import RewardSettings
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import Group, Query, Sample
-from r3.tasks.base import Task
-from r3.verify.base import Verdict
+from r3.tasks.task import Task
+from r3.verify.judge import Verdict
 
 
 class Sampler:

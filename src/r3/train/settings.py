@@ -15,6 +15,6 @@ class TrainSettings(OptimiserSettings):
     epochs: int = Field(3, ge=1, le=1_000_000)
     """Passes over the task, where train.steps does not say how long the run is."""
     steps: int | None = Field(None, ge=1)
-    """So many steps, in as many passes over the task as that takes: whatever epochs says, like max_steps in TRL."""
+    """Number of steps, in as many passes over the task as that takes; epochs is then ignored, like max_steps in TRL."""
     tokens: int | None = Field(None, ge=1)
-    """Stop at the end of the step in which so many tokens have been generated (reflection and resampling included)."""
+    """Stop at the end of the step in which this many tokens are reached (reflection and resampling included)."""

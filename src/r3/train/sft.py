@@ -31,7 +31,7 @@ from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack
 from r3.policy.update import Diverged
 from r3.run import Progress, RunDirectory, RunFiles, StopRequested
-from r3.run.files import temporary
+from r3.run.disk import temporary
 from r3.samples import IntArray, Query
 from r3.tasks.pass_rates import load_problems
 from r3.tasks.written import written

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the policy in Hugging Face format, and what else an exact resume needs."""
+"""The content of a checkpoint: the policy in Hugging Face format, and everything else that an exact resume needs."""
 
 from __future__ import annotations
 

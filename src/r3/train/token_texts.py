@@ -1,4 +1,4 @@
-"""Which characters of a response each of its tokens wrote, for readers that have no tokenizer at hand."""
+"""Which characters of a response each of its tokens wrote, for readers without a tokenizer."""
 
 from __future__ import annotations
 

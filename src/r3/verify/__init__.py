@@ -5,9 +5,9 @@ Importing this costs neither torch nor sympy: sympy is loaded in the workers, wh
 
 from __future__ import annotations
 
-from r3.verify.base import Case, Judge, Verdict, VerifierError
 from r3.verify.code import CodeVerifier
 from r3.verify.functions import FunctionJudge
+from r3.verify.judge import Case, Judge, Verdict, VerifierError
 from r3.verify.maths import MathSettings, MathVerifier
 from r3.verify.rewards import Reward, RewardsJudge
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 LONGEST_ANSWER = 2_000
 LONGEST_GOLD = 4_000
 DEEPEST_NESTING = 40
-_MENTIONS = 64  # of \boxed without a brace after it, before we stop looking
+_MENTIONS = 64  # how many \boxed without a brace to skip before giving up
 _BOX = re.compile(r"\\boxed\s{0,8}\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BRACKET = re.compile(r"[()\[\]{}]")
@@ -39,7 +39,7 @@ def boxed_answer(completion: str) -> Extract:
 
 
 def _last_box(text: str, after: int) -> int | None:
-    r"""Where the contents of the last \boxed{ begin. Found from the end: what stands before costs nothing."""
+    r"""Where the contents of the last \boxed{ begin, searched from the end so that long texts cost nothing."""
     end = len(text)
     for _ in range(_MENTIONS):
         start = text.rfind("\\boxed", after, end)
@@ -70,7 +70,7 @@ def bare_gold(gold: str) -> str:
 
 
 def refusal(answer: str) -> str:
-    """Why a text is not even read, or "": answers are short and flat, hostile ones need not be."""
+    """Why a text is refused without reading it, or "": answers are short and flat, hostile texts need not be."""
     if len(answer) > LONGEST_ANSWER:
         return "too long"
     depth = deepest = 0

@@ -1,9 +1,9 @@
-"""Judges in processes that can be killed: a hung, bloated or crashed case costs itself and nothing else.
+"""Judges in processes that can be killed: a case that hangs, bloats or crashes harms no other.
 
-A thread keeps each worker and hands it one case after the other. The limit of a case is processor time, so that a busy
-machine makes a verdict late, not wrong; a wall bound far above it catches what sleeps. When an answer does not come, or
-is no answer, the worker is killed with everything that it started and replaced by a fresh fork (milliseconds). The case
-is tried once more, with nothing else running in the cage, before it counts as "timeout", "crashed" or "error".
+Each worker has a thread that gives it one case after the other. A case is limited in processor time, so that a busy
+machine makes a verdict late but not wrong; a limit on wall time far above it catches what sleeps. Without a valid reply
+the worker is killed with everything that it started and replaced by a fresh fork (milliseconds). The case is tried once
+more, with nothing else running in the cage, before it counts as "timeout", "crashed" or "error".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from r3.verify import descendants, messages
-from r3.verify.base import VerifierError
+from r3.verify.judge import VerifierError
 
 _START_SECONDS = 120.0  # importing sympy on a busy machine, or a user's module
 _CHUNK = 8
@@ -39,7 +39,7 @@ _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from r3.verify.forkserver impor
 
 @dataclass(frozen=True, slots=True)
 class CageSettings:
-    """What runs in the cage, and what it may take."""
+    """What runs in the cage, and its limits."""
 
     target: str  # dotted path of the function that judges
     workers: int = 2
@@ -59,7 +59,7 @@ class CageSettings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one case: a result, or how it failed (timeout, memory, processes, crashed, error)."""
+    """The outcome of one case: a result, or how it failed (timeout, memory, processes, crashed, error)."""
 
     result: Any = None
     failed: str = ""
@@ -71,7 +71,7 @@ class Answer:
 class _Task:
     case: dict[str, Any]
     future: Future[Answer] = field(default_factory=Future)
-    again: bool = False  # its first try failed in a way that may not be its own fault
+    again: bool = False  # its first try failed, maybe through no fault of its own
 
     def settle(self, answer: Answer) -> None:
         with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
@@ -79,7 +79,7 @@ class _Task:
 
 
 class _Failed(Exception):
-    """A case that its worker does not survive: why, in a word, and in more words."""
+    """A case that ends its worker: why, in one word, and in detail."""
 
     def __init__(self, failed: str, detail: str = "") -> None:
         super().__init__(failed, detail)
@@ -110,7 +110,7 @@ class _Turns:
 
 
 class Cage:
-    """A pool of killable workers. Any thread may submit; close it, or let it go out of use with its process."""
+    """A pool of killable workers. Any thread may submit; it ends when closed, or with its process."""
 
     def __init__(self, settings: CageSettings) -> None:
         self.settings = settings
@@ -142,7 +142,7 @@ class Cage:
             self._closed = True
         for _ in self._keepers:
             self._tasks.put(None)
-        self._forkserver.close()  # takes the workers along, so that no keeper waits for one
+        self._forkserver.close()  # ends the workers too, so that no thread waits for one
         for keeper in self._keepers:
             if keeper is not threading.current_thread():
                 keeper.join()
@@ -219,7 +219,7 @@ class Cage:
         return answer
 
     def _wait(self, worker: _Worker, deadline: float) -> None:
-        """Until something can be read. TimeoutError when the case has used up its processor time, or the wall's."""
+        """Wait for a reply. TimeoutError when the case has used up its processor time or its wall time."""
         limit, before = self.settings.seconds, descendants.cpu_seconds(worker.pid) or 0.0
         left = limit
         while not worker.is_ready(left if self.settings.sealed else min(left, _LOOK_AGAIN)):
@@ -234,11 +234,11 @@ class Cage:
 
 
 class _Worker:
-    """A worker as its keeper sees it: where it listens, and whether it lives."""
+    """A worker as seen by its thread."""
 
     def __init__(self, pid: int, channel: socket.socket, generation: int) -> None:
         self.pid, self.channel = pid, channel
-        self.generation = generation  # of the fork server that it belongs to
+        self.generation = generation  # its fork server's
         self.cases = 0  # judged so far
         self._events = select.poll()
         self._events.register(channel, select.POLLIN)
@@ -248,7 +248,7 @@ class _Worker:
             self._events.register(self._handle, select.POLLIN)
 
     def is_ready(self, seconds: float) -> bool:
-        """Whether there is something to read within that time. EOFError if the worker has ended and there is not."""
+        """Whether something can be read within that time. EOFError if nothing can and the worker has ended."""
         ready = [descriptor for descriptor, _ in self._events.poll(1000 * seconds)]
         if self.channel.fileno() in ready:
             return True
@@ -297,7 +297,7 @@ class _ForkServer:
         return _Worker(pid, ours, generation)
 
     def reap(self, worker: _Worker) -> None:
-        """End a worker. The fork server is its parent: only there can no other process have taken over its pid."""
+        """End a worker, through its parent the fork server: only there is its pid certainly still its own."""
         worker.close()
         with self._lock:
             if self._control is None or worker.generation != self._generation:

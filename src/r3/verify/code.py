@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from r3.verify.base import TRUNCATED, Verdict, VerifierError
+from r3.verify.judge import TRUNCATED, Verdict, VerifierError
 from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LONGEST = 100_000
-"""Characters of code: more than anyone writes in answer to a question."""
+"""Most characters of code: more than anyone writes in answer to a question."""
 _FENCE = "```"
 _LANGUAGES = ("", "py", "py3", "python", "python3", "python 3")
 
@@ -44,7 +44,7 @@ class CodeVerifier:
         return replace(self._judged(text, query.columns), seconds=time.perf_counter() - started)
 
     def start(self) -> list[str]:
-        """Start a worker now, so that a machine that cannot isolate code is found out early; the walls it has."""
+        """Start a worker now, so that a machine that cannot isolate code fails early. Returns the walls it has."""
         return self._here().start()
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def job_of(code: str, columns: Mapping[str, Any]) -> Job:
-    """What to run: a row's tests are Python sources, or objects with a program's `input` and `output`."""
+    """The job of a row: tests are Python sources, or objects with a program's `input` and `output`."""
     where = columns.get("id", "?")
     tests = columns.get("tests")
     if not isinstance(tests, list | tuple) or not tests:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from r3.verify.base import Case, VerifierError
+from r3.verify.judge import Case, VerifierError
 from r3.verify.maths import MathSettings, MathVerifier
 
 _BATCH = 256

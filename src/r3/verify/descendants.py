@@ -1,8 +1,8 @@
-"""What a process started, all the way down: counted, and ended without touching any other process. Linux only.
+"""Counting and ending everything that a process has started, and nothing else. Linux only.
 
-There is no control group to end: that takes rights that a user does not have. Instead the fork server adopts whatever a
-worker leaves behind (PR_SET_CHILD_SUBREAPER), and everything that a cage started carries the cage's mark in its
-environment. Elsewhere than on Linux these functions find nothing.
+A control group would need rights that users do not have. Instead the fork server adopts what a worker leaves behind
+(PR_SET_CHILD_SUBREAPER), and everything started in a cage has the cage's mark in its environment. On other systems
+these functions find nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CPUCLOCK_SCHED = 2
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's descendants leave behind."""
+    """Become the parent of processes that this process's descendants leave behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """A hung worker reads no channel, so it would not notice. Linux only: elsewhere the channel's end must do."""
+    """Be killed when the parent dies: a hung worker would not notice its channel closing. Linux only."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -49,7 +49,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process started, and theirs."""
+    """The children of a process, and theirs, all the way down."""
     listed: list[int] = []
     parents = [pid]
     while parents:
@@ -60,7 +60,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def living(pids: Iterable[int]) -> list[int]:
-    """Those that have not ended yet."""
+    """Which of these have not ended."""
     return [pid for pid in pids if _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1] not in ([], [b"Z"])]
 
 
@@ -75,7 +75,7 @@ def end_all_but(kept: Collection[int]) -> None:
 
 
 def end_marked(mark: str) -> None:
-    """End every process that carries a cage's mark: what is left when even the fork server was killed."""
+    """End every process with a cage's mark: those left when the fork server itself was killed."""
     deadline = time.monotonic() + _LONGEST_SWEEP
     label = f"{MARK}={mark}".encode()
     while time.monotonic() < deadline:
@@ -90,7 +90,7 @@ def end_marked(mark: str) -> None:
 
 
 def _kill(pids: Collection[int]) -> None:
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none starts another meanwhile
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # first stop them all, so that none starts another meanwhile
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)

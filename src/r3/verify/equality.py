@@ -1,4 +1,4 @@
-"""Our policy on outlines: what may stand for what. How two single values compare is given by the caller.
+"""When two outlines are equal by our policy. The caller says how two single values compare.
 
 Answers are three-valued: True, False, or None for "cannot tell". The fast path and the symbolic one run the same rules
 and differ only in how they judge leaves.
@@ -18,7 +18,7 @@ AnyShape: TypeAlias = Leaf | Items | Chain | Matrix
 
 
 class Judge(NamedTuple):
-    """How single values compare."""
+    """How two single values compare."""
 
     same: Callable[[AnyShape, AnyShape], Any3]  # two leaves; and two other outlines (an inequality, an interval)
     near: Callable[[AnyShape, Number], Any3]  # an exact value and the decimal written after ≈
@@ -30,7 +30,7 @@ _MOST_ITEMS = 200  # of a set: each is compared with each
 
 
 def compare(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
-    """Whether the answer is the gold."""
+    """Whether the answer equals the gold."""
     if gold.text == answer.text and _complete(gold):
         return True
     if isinstance(gold, Chain) or isinstance(answer, Chain):
@@ -51,7 +51,7 @@ def compare(gold: AnyShape, answer: AnyShape, judge: Judge) -> Any3:
 
 
 def _complete(gold: AnyShape) -> bool:
-    """A gold equal to the answer in text decides, unless a unit or percent sign was set apart from that text."""
+    """Equal text decides, unless a unit or percent sign was split off from it."""
     return not isinstance(gold, Leaf)
 
 
@@ -111,7 +111,7 @@ def _last(gold: Chain) -> AnyShape:
 
 
 def _remark(gold: AnyShape, remark: AnyShape, judge: Judge) -> Any3:
-    """What follows ≈ is a remark on an exact answer: it must be true to the digits that it shows."""
+    """A decimal after ≈ is a remark on an exact answer: it must be right to the digits it shows."""
     written = read_number(remark.text)
     return False if written is None else judge.near(gold, written)
 
@@ -129,7 +129,7 @@ def is_near(exact: Fraction, written: Number) -> bool:
 
 
 def every(values: Iterable[Any3]) -> Any3:
-    """False if any is, None if that cannot be told, else True."""
+    """False if any is False, else None if any is None, else True."""
     result: Any3 = True
     for value in values:
         if value is False:

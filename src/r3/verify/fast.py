@@ -27,12 +27,12 @@ _cached_number = lru_cache(maxsize=8192)(read_number)
 
 
 def outline(text: str) -> AnyShape:
-    """The outline of an answer as written; golds come again and again, so it is remembered."""
+    """The outline of an answer as written, cached: golds come up again and again."""
     return _cached_shape(text)
 
 
 def decide(gold: str, answer: str) -> bool | None:
-    """Whether the answer is the gold, if text and exact numbers can tell."""
+    """Whether the answer equals the gold; None if text and exact numbers cannot tell."""
     return compare(outline(gold), outline(answer), _JUDGE)
 
 

@@ -1,9 +1,9 @@
-"""The cage's inner side: one process that imports the judge once and forks cheap workers that can be killed.
+"""The inside of the cage: a process that imports the judge once and forks cheap workers that can be killed.
 
 It is started as a fresh interpreter, so that it shares no threads, locks or CUDA state with its parent, and it never
 runs a thread itself, so that forking it is safe. It holds one end of a control socket; when the other end is gone, or
-its parent is, it ends, and its workers with it. Each worker leads a session of its own. What a worker started is ended
-with it, however deep and however well detached.
+its parent is, it ends, and its workers with it. Each worker leads its own session. Everything that a worker started is
+ended with it, even if detached.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 
 from r3.verify import descendants, messages
 
-_PARENT_CHECK_SECONDS = 1.0  # a forked sibling may hold a copy of the control socket: then only this tells
+_PARENT_CHECK_SECONDS = 1.0  # a forked sibling may hold a copy of the control socket: then only this shows it
 _OPEN_FILES = 64
 
 
 def main(control_fd: int) -> None:
     """Serve fork and reap requests until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what to do
     parent = os.getppid()
     descendants.adopt_orphans()
     os.set_inheritable(control_fd, False)
@@ -105,7 +105,7 @@ def _work(control: socket.socket, fd: int, settings: dict[str, Any]) -> NoReturn
 
 
 def _answer(function: Callable[..., Any], case: dict[str, Any]) -> dict[str, Any]:
-    """What the function says of one case. Whatever it raises is an answer too: it is counted under its name."""
+    """The function's result for one case; an exception is a result too, counted under its name."""
     try:
         result = function(*case["args"], **case["kwargs"])
         if inspect.isawaitable(result):
@@ -129,7 +129,7 @@ def _limit(memory_mb: int, *, sealed: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sealed:
         return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nothing that a model wrote reaches the user's terminal
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # model text must not reach the user's terminal
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.addaudithook(_refuse)
@@ -143,7 +143,7 @@ _MODULES = (".py", ".pyc", ".so")
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Sympy imports parts of itself late, so modules may still be read; nothing else may be opened."""
+    """Allow reading Python modules, which sympy imports late, and opening nothing else."""
     if event == "open":
         path, mode = str(arguments[0]), arguments[1]
         if (mode and set(str(mode)) & set("wax+")) or not path.endswith(_MODULES):

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from r3.verify.base import TRUNCATED, Verdict, VerifierError
 from r3.verify.cage import Cage, CageSettings
 from r3.verify.forkserver import target
+from r3.verify.judge import TRUNCATED, Verdict, VerifierError
 
 if TYPE_CHECKING:
     from r3.samples import Query

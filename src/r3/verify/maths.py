@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from r3.verify import boxes, fast
-from r3.verify.base import Case, Verdict
 from r3.verify.cage import Answer, Cage, CageSettings
+from r3.verify.judge import Case, Verdict
 
 if TYPE_CHECKING:
     from r3.samples import Query
@@ -35,12 +35,12 @@ _PASSING = {
     "processes",
     "crashed",
     "error",
-}  # may come out otherwise on a quieter machine: not remembered
+}  # may differ on a quieter machine: not cached
 
 
 @dataclass(frozen=True, slots=True)
 class MathSettings:
-    """How much the symbolic path may take. The policy has no settings: one grader, one answer."""
+    """Limits of the symbolic path. The policy itself has no settings, so that everyone has the same grader."""
 
     workers: int = 2
     seconds: float = 1.0
@@ -77,7 +77,7 @@ class MathVerifier:
         for index, case in enumerate(map(_case, cases)):
             verdict = _at_once(case, state)
             verdicts.append(verdict if isinstance(verdict, Verdict) else None)
-            if isinstance(verdict, tuple):  # ask now: workers think while the fast path goes on
+            if isinstance(verdict, tuple):  # ask now: workers compute while the fast path goes on
                 if verdict not in asked:
                     waiting[verdict] = self._ask(state, verdict)
                 asked.setdefault(verdict, []).append(index)
@@ -92,7 +92,7 @@ class MathVerifier:
         return done
 
     def counts(self) -> Mapping[str, int]:
-        """How many verdicts had each reason so far, in this process."""
+        """How many verdicts of this process had each reason."""
         return self._here().counted()
 
     def warm(self) -> Self:
@@ -125,7 +125,7 @@ class MathVerifier:
 
 
 class _State:
-    """What belongs to one process: the cage, the remembered verdicts, the counts."""
+    """The state of one process: the cage, cached verdicts, counts."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()

@@ -15,7 +15,7 @@ _HEAD = 4
 
 
 class Malformed(ValueError):
-    """Bytes that are no message of ours: whoever sent them is not to be trusted any more."""
+    """Bytes that are not a valid message: their sender is no longer trusted."""
 
 
 def send(channel: socket.socket, message: Any, deadline: float | None = None) -> None:
@@ -27,7 +27,7 @@ def send(channel: socket.socket, message: Any, deadline: float | None = None) ->
 
 def receive(channel: socket.socket, deadline: float | None = None, largest: int = LARGEST_MESSAGE) -> Any:
     """The next message. EOFError if the other side is gone, TimeoutError after the deadline, Malformed for anything
-    but a message of a bearable size."""
+    but a valid message of at most the largest size."""
     size = int.from_bytes(_exactly(channel, _HEAD, deadline), "big")
     if size > largest:
         raise Malformed(f"a message of {size:,} bytes; {largest:,} are the most")

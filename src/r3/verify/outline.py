@@ -21,7 +21,7 @@ from r3.verify.units import split_unit
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value, as text without its unit and percent sign."""
+    """A single value: text without its unit and percent sign."""
 
     text: str
     unit: str = ""
@@ -61,7 +61,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of entries; which brackets stand around them does not matter."""
+    """Rows of entries, whatever the brackets around them."""
 
     text: str
     rows: tuple[tuple[Leaf | Items | Chain | Matrix, ...], ...]

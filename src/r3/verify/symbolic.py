@@ -32,7 +32,7 @@ from r3.verify.equality import AnyShape, Judge, compare, is_near
 from r3.verify.numbers import ROUNDED_GOLD_DIGITS, Number, read_number, same_number
 from r3.verify.outline import Chain, Items, Leaf, Matrix
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit: the cage is one
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit; the cage has one
 _SPELLING = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
 )
@@ -53,7 +53,7 @@ _LITERAL = re.compile(
 
 
 class Unreadable(ValueError):
-    """A text that the parser cannot read, or that we do not let it guess at."""
+    """A text that the parser cannot read, or would have to guess at."""
 
 
 class TooLarge(ValueError):
@@ -62,7 +62,7 @@ class TooLarge(ValueError):
 
 def decide(gold: str, answer: str) -> tuple[bool, str]:
     """Right or wrong, and why; for what the fast path could not tell."""
-    sympy_parser.eval_expr = _literal  # in this worker; whoever else imports this module keeps sympy as it is
+    sympy_parser.eval_expr = _literal  # only in this worker; elsewhere sympy stays as it is
     try:
         right = compare(fast.outline(gold), fast.outline(answer), _JUDGE)
     except Unreadable:
@@ -262,7 +262,7 @@ def _same_value(gold: Any, answer: Any, gold_number: Number | None, answer_numbe
         return rounded
     if _differ(gold, answer):
         return False
-    # From the cheapest proof to the dearest. math-verify's numeric check is left out: it takes 1e-20 for zero.
+    # From the cheapest proof to the most expensive. math-verify's numeric check is left out: it takes 1e-20 for zero.
     return sympy.expand(gold - answer) == 0 or sympy_symbolic_eq(gold, answer) or _vanishes(gold - answer)
 
 

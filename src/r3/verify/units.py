@@ -95,7 +95,7 @@ repeated and per xor then else also this that these those was are were will woul
 have has had did does
 """
 _CHANGING = set(_CHANGING_WORDS.split())
-# What an answer may say of itself.
+# What an answer may say about itself.
 _REMARK = re.compile(
     r"(?:is )?(?:the |our |my |a )?(?:final |correct |right |required )?(?:answer|ans|result|solution)"
 )

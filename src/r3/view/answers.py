@@ -1,4 +1,4 @@
-"""One group and one sample in full: texts, numbers by token, the ranking's order, the attempt that was shown."""
+"""One group and one sample in full: texts, per-token numbers, the ranking's order, the attempt that was shown."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from r3.errors import NotThere
 from r3.method.ranking import dominance_scores, structure
-from r3.view.errors import NotThere
 from r3.view.runs import ViewedRun
 from r3.view.steps import plain
 
@@ -17,7 +17,7 @@ _DIGITS = 5
 
 
 def group_view(run: ViewedRun, step: int, group: int) -> dict[str, Any]:
-    """A group with its samples but without their numbers by token."""
+    """A group with its samples, but without their per-token numbers."""
     table = run.tables.table(step)
     rows = run.tables.rows(step, group)
     about = table.summaries[group]
@@ -59,7 +59,7 @@ def sample_view(run: ViewedRun, step: int, group: int, sample: int) -> dict[str,
 
 
 def pieces(row: dict[str, Any]) -> list[str] | None:
-    """The text of each token; None where the rows do not say (older runs, tokenizers that clean up)."""
+    """The text of each token; None where the rows do not tell (older runs, tokenizers that clean up spaces)."""
     text, tokens = str(row.get("response", "")), row.get("tokens") or []
     widths = row.get("widths")
     if not isinstance(widths, list) or len(widths) != len(tokens):
@@ -69,7 +69,7 @@ def pieces(row: dict[str, Any]) -> list[str] | None:
 
 
 def peaks(entropies: Sequence[float], peak_fraction: float) -> list[int]:
-    """Positions of the tokens whose mean is the peak entropy: the max(1, ⌊p·L⌋) most undecided ones."""
+    """Positions of the tokens that peak entropy is the mean over: the max(1, ⌊p·L⌋) with the highest entropy."""
     k = max(1, int(peak_fraction * len(entropies)))
     order = np.argsort(-np.asarray(entropies), kind="stable")
     return sorted(int(i) for i in order[:k])
@@ -123,11 +123,11 @@ def _sample(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unseen_attempt(about: dict[str, Any]) -> dict[str, Any] | None:
-    """Of a reflection group whose attempt was not saved: its number alone."""
+    """The attempt of a reflection group where only its number was saved."""
     shown = about.get("shown")
     return None if shown is None else {"id": shown, "step": None, "verdict": "", "response": None}
 
 
 def _numbers(values: Any) -> list[float]:
-    """A list of numbers, or nothing where an older run has none."""
+    """A list of numbers; empty where an older run has none."""
     return [float(value) for value in values] if isinstance(values, list) else []

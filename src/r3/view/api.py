@@ -1,4 +1,4 @@
-"""What the pages ask for, by name: plain functions from the parameters of a URL to JSON.
+"""The questions that the pages ask, by name: plain functions from a URL's parameters to JSON.
 
 The server answers with these, and an export stores their answers, so both show the same.
 """
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from r3 import __version__
+from r3.errors import NotThere
 from r3.view.answers import group_view, sample_view
 from r3.view.buffers import BufferPages
-from r3.view.errors import NotThere
 from r3.view.probes import ViewedProbe
 from r3.view.runs import ViewedRun
 
@@ -44,12 +44,12 @@ CHARTED = (
     "verify/",
     "memory/",
 )
-"""Beginnings of the metrics that the overview draws."""
+"""Prefixes of the metrics that the overview draws."""
 MOST_VISITS = 60
 
 
 class Api:
-    """The questions, over a list of runs and one of probes."""
+    """Answers questions about a list of runs and a list of probes."""
 
     def __init__(self, runs: Sequence[ViewedRun], probes: Sequence[ViewedProbe] = ()) -> None:
         self.runs, self.probes = list(runs), list(probes)
@@ -73,7 +73,7 @@ class Api:
         }
 
     def answer(self, name: str, parameters: Parameters) -> Any:
-        """The answer; `NotThere` for anything that there is not."""
+        """The answer to a question; `NotThere` if what it asks for does not exist."""
         if name != "state":  # which open pages ask every second or so
             self.asked = time.monotonic()
         if name not in self.questions:
@@ -95,7 +95,7 @@ class Api:
         tail.refresh()
         since = _whole(parameters, "since", 0)
         if _whole(parameters, "generation", tail.generation) != tail.generation:
-            since = 0  # the run went back: what the page has is of another history
+            since = 0  # the run went back: what the page has is out of date
         return tail.since(since, CHARTED)
 
     def steps(self, parameters: Parameters) -> Any:

@@ -12,13 +12,13 @@ from r3.buffer import SampleBuffer, SampleBufferError
 from r3.view.runs import ViewedRun
 
 _REMEMBERED = 10.0
-"""Seconds for which an overview, which reads every row of a large buffer, is given again."""
+"""Seconds for which an overview is reused: making one reads every row of a large buffer."""
 _MOST_POINTS = 400
 _HARDEST = 25
 
 
 class BufferPages:
-    """What a run's buffer holds. Opened for each question: a reader that stays would keep its log from shrinking."""
+    """What a run's buffer holds. Opened for each question: an open reader keeps its log from shrinking."""
 
     def __init__(self, run: ViewedRun) -> None:
         self._run = run
@@ -26,7 +26,7 @@ class BufferPages:
         self._known: tuple[float, dict[str, Any]] | None = None
 
     def page(self) -> dict[str, Any]:
-        """Size, age, balance, eviction and the hardest queries; `problem` in words where it cannot be read."""
+        """Size, age, balance, eviction and the hardest queries; `problem` says why it cannot be read."""
         with self._turn:
             if self._known is not None and time.monotonic() - self._known[0] < _REMEMBERED:
                 return self._known[1]
@@ -61,14 +61,14 @@ class BufferPages:
         }
 
     def ledger(self, query: str) -> list[dict[str, Any]]:
-        """Every attempt at a query by step; nothing where there is no buffer to ask."""
+        """Every attempt at a query by step; empty where there is no readable buffer."""
         with suppress(SampleBufferError), SampleBuffer.open_reader(self._run.files.buffer_path) as buffer:
             return [entry._asdict() for entry in buffer.ledger(query)]
         return []
 
 
 def _thinned(rows: list[Any]) -> list[Any]:
-    """Evenly chosen rows, the last among them: a chart has no room for more."""
+    """At most `_MOST_POINTS` rows, evenly chosen, always with the last."""
     if len(rows) <= _MOST_POINTS:
         return rows
     every = -(-len(rows) // _MOST_POINTS)
@@ -76,7 +76,7 @@ def _thinned(rows: list[Any]) -> list[Any]:
 
 
 def _binned(rows: list[Any], most: int = 60) -> list[tuple[int, int, int]]:
-    """Counts by step of birth, in bins of equally many steps."""
+    """Counts by the step in which samples were drawn, in bins of equal width."""
     if not rows:
         return []
     first, last = rows[0].step, rows[-1].step

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` as columns, read once and then only its new lines."""
+"""`metrics.jsonl` as columns; after the first read, only new lines are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from r3.run.files import open_regular
+from r3.run.disk import open_regular
 from r3.run.jsonl import decode_line
 
 Column = list[float | None]
@@ -74,7 +74,7 @@ class MetricsTail:
         with open_regular(self.path) as file:
             file.seek(self._end)
             new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]  # half a line is not yet one
+        whole = new[: new.rfind(b"\n") + 1]  # half a line is left for later
         for raw in whole.splitlines(keepends=True):
             try:
                 self._take(decode_line(raw))
@@ -88,7 +88,7 @@ class MetricsTail:
         if type(step) is not int or (self.steps and step <= self.steps[-1]):
             raise ValueError(f"a line of step {step} follows step {self.steps[-1] if self.steps else 0}")
         for key, value in record.items():
-            if not isinstance(value, list):  # the results of each held-out problem are no curve
+            if not isinstance(value, list):  # lists (results by held-out problem) are no curves
                 self.columns.setdefault(key, [None] * len(self.steps))
         for key, column in self.columns.items():
             column.append(_short(record.get(key)))
@@ -97,7 +97,7 @@ class MetricsTail:
 
 
 def _short(value: Any) -> float | None:
-    """A number with the five digits that a chart can show; None for what is not there or not a number."""
+    """A number with five digits, enough for a chart; None for anything missing or not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""One file with everything in it: the page, its scripts and styles, and the answers to what it would ask a server.
+"""One file with everything in it: the page, its scripts and styles, and the answers it would ask a server for.
 
 The scripts are plain modules; they are joined in the order in which they import each other, and their `import` and
 `export` words dropped, which is all the building they need. Top-level names are therefore unique across them.
@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from r3.errors import RunError
+from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.errors import NotThere, ViewError
 from r3.view.probes import ViewedProbe
 from r3.view.runs import ViewedRun
 from r3.view.server import static_files
 
 MOST_BYTES = 32_000_000
-"""Of groups and samples in a report; steps beyond that keep their tables alone."""
+"""Size limit for groups and samples in a report; of steps beyond it only the tables are kept."""
 _IMPORT = re.compile(r'^import [^;]*? from "\./([a-z]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=const|function|async|class|let)", re.MULTILINE)
 _STYLE_LINK = re.compile(r'<link rel="stylesheet" href="/static/([^"]+)">\n')
@@ -31,7 +30,7 @@ _OTHER_LINK = re.compile(r"<(?:link|script)[^>]*(?:modulepreload|icon|src=)[^>]*
 
 
 def export(runs: Sequence[ViewedRun], target: Path, *, steps: int, probes: Sequence[ViewedProbe] = ()) -> str:
-    """Write the report and say what is in it."""
+    """Write the report. Returns a line that says what is in it."""
     if steps < 0:
         raise ViewError(f"--steps {steps}: give 0 or more")
     if not target.parent.is_dir():
@@ -61,7 +60,7 @@ class _Answers(dict[str, Any]):
         self.size = 0
 
     def keep(self, name: str, **parameters: Any) -> Any:
-        """Store the answer to a question, and give it back; what cannot be answered is left out."""
+        """Store and return the answer to a question; one that cannot be answered is left out."""
         texts = {key: str(value) for key, value in parameters.items()}
         address = f"{name}?" + "&".join(f"{key}={quote(texts[key], safe=_UNTOUCHED)}" for key in sorted(texts))
         try:
@@ -73,7 +72,7 @@ class _Answers(dict[str, Any]):
 
 
 _UNTOUCHED = "!'()*-._~"
-"""What encodeURIComponent leaves alone beside letters and digits."""
+"""Characters that encodeURIComponent leaves as they are, besides letters and digits."""
 
 
 def _answers(api: Api, runs: Sequence[ViewedRun], steps: int) -> tuple[dict[str, Any], bool]:
@@ -92,19 +91,21 @@ def _answers(api: Api, runs: Sequence[ViewedRun], steps: int) -> tuple[dict[str,
         tables = {step: answers.keep("step", run=number, step=step) for step in chosen}
         answers[f"steps?run={number}"] = {"steps": [step for step in chosen if tables[step]]}
         full += [(number, step, group) for step, group in _groups(tables)]
-        for query in sorted({table["query"] for found in tables.values() if found for table in found["groups"]}):
+        for query in sorted(
+            {table["query"] for contents in tables.values() if contents for table in contents["groups"]}
+        ):
             answers.keep("query", run=number, id=query)
     for number, step, group in full:
         if answers.size > MOST_BYTES:
             return answers, False
-        found = answers.keep("group", run=number, step=step, group=group)
-        for sample in range(len(found["samples"]) if found else 0):
+        shown = answers.keep("group", run=number, step=step, group=group)
+        for sample in range(len(shown["samples"]) if shown else 0):
             answers.keep("sample", run=number, step=step, group=group, sample=sample)
     return answers, True
 
 
 def _groups(tables: dict[int, Any]) -> Iterator[tuple[int, int]]:
-    """The first group of every step, then the second of every step, …: a report cut short still shows all steps."""
+    """The first group of every step, then every second group, …: a report cut short still shows all steps."""
     longest = max((len(table["groups"]) for table in tables.values() if table), default=0)
     for group in range(longest):
         for step, table in tables.items():
@@ -113,7 +114,7 @@ def _groups(tables: dict[int, Any]) -> Iterator[tuple[int, int]]:
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly, the first and the last among them.
+    """At most `most` of the steps, evenly spread, with the first and the last.
 
     >>> spread(range(1, 101), 4), spread([3, 4], 9)
     ([1, 34, 67, 100], [3, 4])
@@ -126,7 +127,7 @@ def spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def joined_scripts(files: dict[str, bytes], entry: str = "app.js") -> str:
-    """The modules behind each other, each after those it imports."""
+    """All modules joined, each after those that it imports."""
     done: list[str] = []
 
     def add(name: str) -> None:
@@ -166,5 +167,5 @@ def _page(answers: dict[str, Any]) -> bytes:
 
 
 def _digest(text: str) -> str:
-    """What the policy allows to run: this very text."""
+    """The text's hash, by which the content security policy allows it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Results of `r3 probe` beside the runs: found in folders, read as they are."""
+"""Results of `r3 probe`, shown beside the runs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.run.files import read_regular
-from r3.view.errors import ViewError
+from r3.errors import ViewError
+from r3.run.disk import read_regular
 from r3.view.runs import ViewedRun, holds_a_run, open_runs, runs_in
 
 FILE = "probe.json"
 
 
 class ViewedProbe:
-    """One result: its file is read for each question, and what is wrong with it said in words."""
+    """A result of `r3 probe`. Its file is read for each question."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
@@ -25,7 +25,7 @@ class ViewedProbe:
         return {"name": self.name, "path": str(self.path)}
 
     def content(self) -> dict[str, Any]:
-        """What `r3 probe` wrote, with the settings that follow as YAML; `problem` where it cannot be read."""
+        """What `r3 probe` wrote, with the advised settings as YAML; `problem` says why it cannot be read."""
         import yaml
 
         try:
@@ -46,7 +46,7 @@ def open_all(paths: Sequence[str | Path]) -> tuple[list[ViewedRun], list[ViewedP
     """The runs and the probes at those paths or in those folders; `ViewError` for a path that has neither."""
     at = [(Path(path), _probes_at(Path(path))) for path in paths]
     files = list(dict.fromkeys(file for _, files in at for file in files))
-    # A folder of probes alone is not asked for runs, which would find it wanting.
+    # A folder with nothing but probes is not searched for runs, which would be an error.
     run_paths = [path for path, files in at if not files or any(map(holds_a_run, runs_in(path)))]
     names = [_name(file) for file in files]
     if len(set(names)) < len(names):
@@ -56,7 +56,7 @@ def open_all(paths: Sequence[str | Path]) -> tuple[list[ViewedRun], list[ViewedP
 
 
 def _probes_at(path: Path) -> list[Path]:
-    """The result that the path is, or those in the folder and in its folders."""
+    """The probe results at a path: the file itself, or those in the folder and its subfolders."""
     if path.is_file() and path.suffix == ".json":
         return [path]
     if holds_a_run(path):
@@ -72,7 +72,7 @@ def _name(file: Path) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Python writes and reads infinities as JSON, which no browser does: None, as for what is not known."""
+    """The value with None for NaN and infinities, which are not JSON to a browser."""
     if isinstance(value, dict):
         return {key: _finite(below) for key, below in value.items()}
     if isinstance(value, list):

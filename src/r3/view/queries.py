@@ -1,6 +1,6 @@
-"""Which query was met where: an index over the tables of all steps, built once and extended as files appear.
+"""Which steps met a query: an index over the tables of all steps, extended as files appear.
 
-It is kept in memory, never in the run directory. A million groups take about 20 MB: columns of numbers, no objects.
+It is kept in memory, never in the run directory. A million groups take about 20 MB, as columns of numbers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import threading
 from array import array
 from typing import Any
 
-from r3.errors import RunError
-from r3.view.errors import NotThere
+from r3.errors import NotThere, RunError
 from r3.view.steps import StepTables
 
 REFLECTION, REPLAYED, RANKED, TRUNCATED = 1, 2, 4, 8
@@ -19,7 +18,7 @@ _QUESTION = 120
 
 
 class QueryIndex:
-    """Groups by query, in order of steps. `refresh` is for one thread; the others may be called from any."""
+    """Groups by query, in order of steps. Only one thread may call `refresh`; the other methods are thread-safe."""
 
     def __init__(self, tables: StepTables) -> None:
         self._tables = tables
@@ -40,22 +39,22 @@ class QueryIndex:
 
     @property
     def indexed(self) -> int:
-        """How many steps are in it."""
+        """How many steps are indexed."""
         return len(self._stamps)
 
     def refresh(self, most: int | None = None) -> bool:
-        """Take in new steps, at most so many; True if more are waiting."""
+        """Index new steps, at most `most`; True if more are waiting."""
         steps = self._tables.steps()
         if not set(self._stamps) <= set(steps) or self._changed():
             with self._turn:
-                self._clear()  # the run went back: what came after is of another history
+                self._clear()  # the run went back: what came after is out of date
         waiting = [step for step in steps if step not in self._stamps]
         for step in waiting[:most]:
             self._take(step)
         return most is not None and len(waiting) > most
 
     def _changed(self) -> bool:
-        """Whether the newest step was written again; a run that goes back rewrites its last steps."""
+        """Whether the newest step was written again, as by a run that goes back."""
         if not self._stamps:
             return False
         newest = max(self._stamps)
@@ -137,7 +136,7 @@ class QueryIndex:
             return "" if number is None else self._questions[number]
 
     def listing(self, *, search: str = "", order: str = "hardest", most: int = 200) -> dict[str, Any]:
-        """Queries whose id or question holds `search`, with how they fared, in the asked-for order."""
+        """Queries whose id or question contains `search`, with their counts, in the order asked for."""
         wanted = search.casefold()
         with self._turn:
             chosen = [

@@ -1,4 +1,4 @@
-"""A run's resolved settings beside their defaults: what `config.yaml` says, and where that is another value."""
+"""A run's resolved settings beside their defaults: what `config.yaml` says, and where it differs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Tree = Mapping[str, Any]
 def settings_view(run: ViewedRun) -> dict[str, Any]:
     """Every setting by section, with its default, its help and whether it differs; and how the run was started.
 
-    Settings that this version does not know (another version's, another trainer's) are shown as they are; where
-    run.json tells their defaults, they are compared with those.
+    Settings that this version does not know (of another version, of another trainer) are shown as they are, and
+    compared with their defaults where run.json has those.
     """
     given, (info, _) = run.config(), run.info()
-    told = info.get("defaults")
+    recorded = info.get("defaults")
     problems: list[str] = []
     sections = []
     known = _known(given, problems)
     for name, values in given.items():
-        section, defaults = known.get(name, (None, _below(told, name)))
+        section, defaults = known.get(name, (None, _below(recorded, name)))
         rows = values if isinstance(values, dict) else {"": values}
         help_text = "" if section is None else (type(section).__doc__ or "").split("\n")[0]
         settings = list(_rows(rows, section, defaults, f"{name}."))
@@ -45,7 +45,7 @@ def settings_view(run: ViewedRun) -> dict[str, Any]:
 
 
 def _known(given: Tree, problems: list[str]) -> dict[str, tuple[BaseModel, Tree]]:
-    """The sections that this version reads, each with its defaults; the others' complaints join `problems`."""
+    """The sections that this version can read, each with its defaults; errors of the others are added to `problems`."""
     ours = {name: values for name, values in given.items() if name in Config.model_fields}
     try:
         return _beside_defaults(validate(ours), ours)
@@ -65,7 +65,7 @@ def _beside_defaults(config: Config, given: Tree) -> dict[str, tuple[BaseModel, 
 
 
 def _defaults(section: BaseModel, beside: Any) -> dict[str, Any]:
-    """What each setting would be: as in `beside`, or of its class where that is another kind of section."""
+    """The default of each setting: from `beside`, or from its class if `beside` is another kind of section."""
     tree: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -112,7 +112,7 @@ def _below(tree: Any, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON takes it; what YAML knows beside that (dates, .inf) as text."""
+    """The value in JSON's types; others that YAML has (dates, .inf) as text."""
     if isinstance(value, dict):
         return {str(key): _plain(below) for key, below in value.items()}
     if isinstance(value, list | tuple | set):

@@ -1,4 +1,4 @@
-"""A run as the viewer sees it: whatever of it can be read, and in words what cannot."""
+"""A run as the viewer sees it: everything of it that can be read, and what is wrong with the rest."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from r3.errors import R3Error, RunError
+from r3.errors import R3Error, RunError, ViewError
 from r3.run import RunFiles
-from r3.run.files import read_regular
+from r3.run.disk import read_regular
 from r3.view.columns import MetricsTail
-from r3.view.errors import ViewError
 from r3.view.queries import QueryIndex
 from r3.view.steps import StepTables
 
 PEAK_FRACTION = 0.2
-"""SERR's p where the run's config does not say."""
+"""SERR's p, if the run's config has none."""
 _QUIET = 0.2
 """Seconds without a question before indexing goes on."""
 MOST = 32
-"""Runs that are looked at together: each has a colour and an index in memory."""
+"""Most runs shown together: each needs a colour and an index in memory."""
 _TRACES = ("run.json", "metrics.jsonl", "rollouts", "buffer.sqlite", "config.yaml")
 
 
@@ -41,19 +40,19 @@ class ViewedRun:
         self._config: dict[str, Any] | None = None
 
     def refresh(self) -> None:
-        """Take in what was written since."""
+        """Read what was written since."""
         self.metrics.refresh()
 
     def info(self) -> tuple[dict[str, Any], str | None]:
-        """What run.json says, also of a format that this version cannot resume; and what is wrong with it."""
+        """The content of run.json, even in a format that this version cannot resume; and what is wrong with it."""
         try:
             return self.files.read_info(), None
         except RunError as error:
             try:
-                found = json.loads(read_regular(self.files.info_path))
+                info = json.loads(read_regular(self.files.info_path))
             except (OSError, ValueError):
-                found = {}
-            return (found if isinstance(found, dict) else {}), str(error)
+                info = {}
+            return (info if isinstance(info, dict) else {}), str(error)
 
     def config(self) -> dict[str, Any]:
         """The settings; empty where they cannot be read."""
@@ -75,9 +74,9 @@ class ViewedRun:
         return default if value is None else value
 
     def status(self) -> str:
-        """running, finished, stopped, ended (it did not say how far it was to go) or empty.
+        """'running', 'finished', 'stopped', 'ended' (its planned length is unknown) or 'empty'.
 
-        From the lock's note and the steps, without touching the lock.
+        Read from the lock's note and the steps, without touching the lock.
         """
         if _holder_lives(self.files.lock_path):
             return "running"
@@ -89,19 +88,19 @@ class ViewedRun:
         return "stopped" if self.metrics.steps[-1] < planned else "finished"
 
     def planned_steps(self) -> int | None:
-        """How far the run was to go, where it says so."""
-        for said in (self.info()[0].get("total_steps"), self.setting("train.steps")):
-            if isinstance(said, int):
-                return said
+        """The planned number of steps, if the run recorded it."""
+        for planned in (self.info()[0].get("total_steps"), self.setting("train.steps")):
+            if isinstance(planned, int):
+                return planned
         return None
 
     def problems(self) -> list[str]:
         """What a person should know before believing the charts."""
-        found = [self.info()[1], self.metrics.problem, *list(self.queries.problems.values())[:3]]
-        return [problem for problem in found if problem]
+        problems = [self.info()[1], self.metrics.problem, *list(self.queries.problems.values())[:3]]
+        return [problem for problem in problems if problem]
 
     def state(self) -> dict[str, Any]:
-        """What changes while a run goes on: cheap, for asking every second."""
+        """What changes while a run goes on. Cheap enough to be asked every second."""
         self.refresh()
         steps = self.tables.steps()
         return {
@@ -136,7 +135,7 @@ class ViewedRun:
 
 
 def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
-    """The runs, under names that tell them apart; `ViewError` for a path where no run ever was."""
+    """The runs, under distinct names; `ViewError` for a path without a run."""
     folders = [folder for path in paths for folder in runs_in(Path(path))]
     for folder in folders:
         if not folder.is_dir():
@@ -153,7 +152,7 @@ def open_runs(paths: Sequence[str | Path]) -> list[ViewedRun]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder itself, or the runs in it and in its folders where it is none, by name."""
+    """The folder itself if it is a run, else the runs in it and in its subfolders, by name."""
     if not folder.is_dir() or holds_a_run(folder):
         return [folder]
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -166,17 +165,17 @@ def runs_in(folder: Path) -> list[Path]:
 def _runs_below(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if entry.is_dir() and holds_a_run(entry))
-    except OSError:  # somebody else's
+    except OSError:  # no permission
         return []
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether anything of a run lies in the folder."""
+    """Whether the folder has any file of a run."""
     return any((folder / name).exists() for name in _TRACES)
 
 
 class Indexer(threading.Thread):
-    """Extends the query indexes while nobody waits for them."""
+    """A thread that extends the query indexes while no page is being served."""
 
     def __init__(self, runs: Sequence[ViewedRun], asked: Callable[[], float], every: float = 2.0) -> None:
         """`asked` says when a page last asked something, by the monotonic clock."""
@@ -190,7 +189,7 @@ class Indexer(threading.Thread):
             if not any(more):
                 self._ended.wait(self._every)
             while time.monotonic() - self._asked() < _QUIET and not self._ended.wait(_QUIET / 4):
-                pass  # whoever looks at a page comes first
+                pass  # pages come first
 
     def stop(self) -> None:
         self._ended.set()
@@ -198,9 +197,9 @@ class Indexer(threading.Thread):
 
 
 def _holder_lives(lock: Path) -> bool:
-    """Whether the process named in a lock file, on this host, is there; another host's note is believed for a week.
+    """Whether the process named in a lock file is alive; a note from another host is believed for a week.
 
-    Reading the note, unlike trying the lock, cannot get in the way of a run that is just starting.
+    Reading the note, unlike trying the lock, cannot disturb a run that is just starting.
     """
     try:
         note = read_regular(lock, 4096).decode("utf-8", "replace")

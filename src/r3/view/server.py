@@ -1,4 +1,4 @@
-"""The page on localhost: GET only, from a fixed list of files and questions.
+"""Serving the pages, for `r3 view` and for notebooks: GET only, from a fixed list of files and questions.
 
 Against other pages in the same browser and other people on the network: a Host header that is not ours is refused (DNS
 rebinding); beyond loopback a random token must come once in the URL and then as a cookie; scripts and styles come from
@@ -8,6 +8,7 @@ here alone (Content-Security-Policy without inline code).
 from __future__ import annotations
 
 import hmac
+import html
 import ipaddress
 import json
 import logging
@@ -15,15 +16,18 @@ import secrets
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from r3.errors import RunError
+from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.errors import NotThere, ViewError
+from r3.view.probes import ViewedProbe
+from r3.view.runs import Indexer, ViewedRun
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +37,9 @@ POLICY = (
 )
 USUAL_PORT = 6633
 MOST_CONNECTIONS = 256
-"""Served at a time, each by a thread; a browser keeps six."""
+"""Connections served at a time, each by a thread; a browser keeps six."""
 BUSY_PATIENCE = 0.1
-"""Seconds that a connection turned away may take to have sent its request."""
+"""Seconds to wait for the request of a connection that is turned away."""
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 28\r\nRetry-After: 1\r\n"
     b"Connection: close\r\n\r\nr3 view: busy, ask it again\n"
@@ -58,14 +62,14 @@ TYPES = {
 
 
 def static_files() -> dict[str, bytes]:
-    """Every file of the page, by its path in URLs. Nothing outside this list is ever opened for a request."""
+    """Every file of the page, by its path in URLs. No other file is ever served."""
     root = resources.files("r3.view") / "static"
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for folder, prefix in ((root, ""), (root / "vendor", "vendor/")):
         for entry in folder.iterdir():
             if entry.is_file() and any(entry.name.endswith(kind) for kind in TYPES):
-                found[prefix + entry.name] = entry.read_bytes()
-    return found
+                files[prefix + entry.name] = entry.read_bytes()
+    return files
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -89,13 +93,13 @@ class ViewServer(ThreadingHTTPServer):
         self.names = _own_names(host)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for the connection, or a word that there is none left."""
+        """Serve the connection in a thread, or say that the server is busy."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
             return
         try:
             request.settimeout(BUSY_PATIENCE)
-            request.recv(65536)  # unread, it would cut our answer off
+            request.recv(65536)  # if it is left unread, our answer is cut off
             request.sendall(BUSY)
             request.shutdown(socket.SHUT_WR)
         except OSError:
@@ -125,7 +129,7 @@ class ViewServer(ThreadingHTTPServer):
         return f"r3_view_{self.server_address[1]}"
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header names this server: no name of anybody else's domain does."""
+        """Whether a Host header names this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             if name in self.names:
@@ -144,6 +148,53 @@ def open_server(api: Api, host: str, port: int | None) -> ViewServer:
         return ViewServer(api, host, USUAL_PORT)
     except ViewError:
         return ViewServer(api, host, 0)
+
+
+class Viewer:
+    """Serves runs, and probes beside them, until it is closed; `url` is what to open."""
+
+    def __init__(
+        self,
+        runs: Sequence[ViewedRun],
+        probes: Sequence[ViewedProbe] = (),
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
+        api = Api(runs, probes)
+        self._server = open_server(api, host, port)
+        self.url = self._server.url
+        self.private = self._server.token is None
+        """Whether it answers to this machine alone."""
+        for run in runs:
+            run.refresh()  # the curves come first
+        self._indexer = Indexer(runs, lambda: api.asked)
+        self._serving = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="r3-view", daemon=True
+        )
+        self._serving.start()
+        self._indexer.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._serving.join()
+        self._indexer.stop()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Viewer({self.url!r})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a link, as the page refuses to be shown inside another."""
+        url = html.escape(self.url, quote=True)
+        return f'<a href="{url}" target="_blank" rel="noopener">{url}</a>'
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -176,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):  # any other method
+        if name.startswith("do_"):  # any other HTTP method
             return lambda: self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only: GET or HEAD")
         raise AttributeError(name)
 
@@ -198,16 +249,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, name: str, given: dict[str, str]) -> None:
         status = HTTPStatus.OK
         try:
-            found = self.server.api.answer(name, given)
+            answer = self.server.api.answer(name, given)
         except NotThere as error:
-            status, found = HTTPStatus.NOT_FOUND, {"error": str(error)}
+            status, answer = HTTPStatus.NOT_FOUND, {"error": str(error)}
         except (RunError, OSError) as error:
-            status, found = HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)}
-        except Exception as error:  # a thread of a server: told to the page and the log, the rest goes on
+            status, answer = HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)}
+        except Exception as error:  # tell the page and the log, and go on serving
             log.exception("answering %s", name)
-            status, found = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
+            status, answer = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
         self.send_response(status)
-        self._end(json.dumps(found, separators=(",", ":")).encode(), "application/json")
+        self._end(json.dumps(answer, separators=(",", ":")).encode(), "application/json")
 
     def _file(self, name: str) -> None:
         data = self.server.files.get(name)
@@ -221,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
-        self.close_connection = True  # what else the client may have sent is not read
+        self.close_connection = True  # the rest of the request is not read
         self._end(f"r3 view: {reason}\n".encode(), "text/plain; charset=utf-8")
 
     def _end(self, data: bytes, kind: str) -> None:
@@ -244,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach it."""
+    """Whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""`r3 show`: a run in the terminal. Model text is printed with its control characters made visible."""
+"""`r3 show`: a run in the terminal. Control characters in model text are made visible."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from r3.errors import NotThere, ViewError
 from r3.run.display import format_value, sparkline
-from r3.view.errors import NotThere, ViewError
 from r3.view.runs import ViewedRun, open_runs
 from r3.view.text import one_line, visible
 
@@ -25,20 +25,20 @@ ROWS = (
     ("solve-all", "solve_all"),
     ("truncated", "truncated"),
     ("entropy", "entropy"),
-    ("tokens an answer", "length/mean"),
+    ("tokens per answer", "length/mean"),
     ("replayed answers", "replay/samples"),
-    ("mean age of these", "replay/age_mean"),
+    ("their mean age", "replay/age_mean"),
     ("reflection groups", "groups/reflection"),
     ("ranked answers", "ranking/samples"),
     ("groups that taught", "groups/teaching"),
     ("tokens/s", "tokens_per_second"),
-    ("seconds a step", "seconds/step"),
+    ("seconds per step", "seconds/step"),
 )
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
 
 def show_run(path: Path) -> str:
-    """The summary: a line a metric, with its course as a small curve, its first and its last value."""
+    """The summary: one line per metric, with its first value, a small curve and its last value."""
     run = open_runs([path])[0]
     state, about = run.state(), run.about()
     step = "none yet" if state["step"] is None else state["step"]
@@ -54,7 +54,7 @@ def show_run(path: Path) -> str:
     rewards = [(f"held-out {key[8:]}", key) for key in sorted(run.metrics.columns) if key.startswith("heldout/reward/")]
     rows = [row for row in (_metric_row(run, label, key) for label, key in (*ROWS, *rewards)) if row is not None]
     if not rows:
-        return "\n".join([*lines, "No steps yet: come back when the run has written its first."])
+        return "\n".join([*lines, "No steps yet."])
     lines += _table(("metric", "first", "course", "last"), rows, right=(1, 3))
     lines += ["", *_saved_line(run, path)]
     return "\n".join(lines)
@@ -103,7 +103,7 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
             lines += [f"    {line}" for line in visible(str(rows[i].get("response", ""))).split("\n")]
     if not rows:
         lines.append(
-            "Only this summary was saved of the group: run.rollouts_groups says of how many the answers are kept."
+            "Only this summary of the group was saved; run.rollouts_groups says how many groups keep their answers."
         )
     return "\n".join(lines)
 
@@ -111,13 +111,13 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
 def _origin(about: dict[str, Any], i: int) -> str:
     if i < about["fresh"]:
         return "fresh"
-    if about["steps"][i] == 0:  # of buffer.successes_from: this run's own steps count from 1
+    if about["steps"][i] == 0:  # from buffer.successes_from: this run's steps count from 1
         return "replayed from an earlier run"
     return f"replayed from step {about['steps'][i]}, age {about['versions'][0] - about['versions'][i]}"
 
 
 def _parts(reward_parts: dict[str, Any]) -> str:
-    """What a reward is the sum of, but for the ranking reward, which is told apart."""
+    """The parts of a reward, without the ranking reward, which is shown separately."""
     named = [f"{visible(name)} {value:.3f}" for name, value in reward_parts.items() if name != "ranking"]
     return f" ({' + '.join(named)})" if named else ""
 
@@ -135,7 +135,7 @@ def _number(value: float) -> str:
 
 
 def _resampled(values: Sequence[float], most: int) -> list[float]:
-    """Means of equal stretches, where there are more values than room."""
+    """At most `most` values: means over equal stretches if there are more."""
     if len(values) <= most:
         return list(values)
     edges = [round(i * len(values) / most) for i in range(most + 1)]
@@ -157,7 +157,7 @@ def _some_query(run: ViewedRun) -> str | None:
     steps = run.tables.steps()
     try:
         return str(run.tables.table(steps[-1]).summaries[0]["query"]) if steps else None
-    except (NotThere, IndexError, RuntimeError):  # a damaged last file: an example is not worth an error
+    except (NotThere, IndexError, RuntimeError):  # a damaged last file: go without an example
         return None
 
 

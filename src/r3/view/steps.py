@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from r3.errors import NotThere
 from r3.run.rollouts import Contents, Rollouts
-from r3.view.errors import NotThere
 
 KEPT_TABLES = 16
-"""Tables of steps in memory: about half a megabyte each at 2,048 samples a step."""
+"""Tables of steps kept in memory: about half a megabyte each at 2,048 samples per step."""
 
 
 class StepTables:
@@ -38,7 +38,7 @@ class StepTables:
         return self._listed[1]
 
     def stamp(self, step: int) -> tuple[int, int]:
-        """What changes when the step's file does."""
+        """Time and size of the step's file, which change when it is written again."""
         try:
             status = os.stat(self.rollouts.path(step))
         except OSError as error:
@@ -61,10 +61,10 @@ class StepTables:
         return table
 
     def read(self, step: int) -> Contents:
-        """The same from the file, not remembered."""
-        found = self.rollouts.contents(step)
-        if found is not None:
-            return found
+        """The same, always read from the file."""
+        contents = self.rollouts.contents(step)
+        if contents is not None:
+            return contents
         # An older file has no table. Its rows, which may fill hundreds of megabytes, are read one by one.
         summaries = [summary(list(rows)) for _, rows in groupby(self.rollouts.read(step), lambda row: row.get("group"))]
         return Contents(summaries, [None] * len(summaries))
@@ -82,22 +82,22 @@ class StepTables:
         return [row for row in self.rollouts.read(step) if row.get("group") == group]
 
     def search(self, step: int, text: str) -> list[int]:
-        """The groups of a step with `text` in a prompt or a response, whatever the case of its letters."""
+        """The groups of a step with `text` in a prompt or a response, ignoring case."""
         wanted = text.casefold()
         table = self.table(step)
-        found = []
+        matching = []
         for group, place in enumerate(table.places):
             about = table.summaries[group]
             named = wanted in f"{about.get('query')}\n{about.get('question')}".casefold()
             if named or (place is not None and self._holds(step, place, text)):
-                found.append(group)
+                matching.append(group)
         if not any(table.places):  # an older file, or one without rows
-            found = sorted({*found, *(row.get("group", 0) for row in self.rollouts.read(step) if _in_row(row, wanted))})
-        return found
+            matching += [row.get("group", 0) for row in self.rollouts.read(step) if _in_row(row, wanted)]
+        return sorted(set(matching))
 
     def _holds(self, step: int, place: tuple[int, int], text: str) -> bool:
         raw = self.rollouts.read_bytes(step, place)
-        # Looking through the undecoded bytes is far quicker than decoding them; only ASCII is written as it is.
+        # Searching the raw bytes is far quicker than decoding them. Only ASCII is written as it is.
         if text.isascii() and json.dumps(text)[1:-1].lower().encode() not in raw.lower():
             return False
         return any(_in_row(row, text.casefold()) for row in self.rollouts.read_group(step, place))
@@ -113,7 +113,7 @@ def _in_row(row: dict[str, Any], wanted: str) -> bool:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A group's summary from its rows: what `r3.train.record` writes into a table, for files that have none."""
+    """A group's summary made from its rows, as `r3.train.record` writes it into tables; for files without one."""
     first = rows[0]
     return {
         "query": str(first.get("query", "?")),
@@ -141,7 +141,7 @@ def _paid(row: dict[str, Any]) -> float | None:
 
 
 def plain(value: Any) -> Any:
-    """`null`, which the run's reader gives back as NaN, as None again."""
+    """The value with None for NaN, which is how the run's reader returns `null`."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

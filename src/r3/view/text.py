@@ -1,10 +1,10 @@
-"""Model text made safe to show: whatever could steer a terminal or turn a line round becomes visible instead."""
+"""Model text made safe to show: characters that control a terminal or reverse a line are made visible."""
 
 from __future__ import annotations
 
 import re
 
-# C0 and C1 controls but tab and newline; marks that change the direction of text; the invisible separators of lines.
+# C0 and C1 controls except tab and newline; marks that change the direction of text; invisible line separators.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _PICTURES = 0x2400
 """Unicode has a picture of every C0 control, in order."""

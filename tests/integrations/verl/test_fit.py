@@ -1,4 +1,7 @@
-"""verl's own `fit`, on a local Ray and its own FSDP2 workers, with R³ in it: the mechanisms, the loss, exact resume."""
+"""verl's own `fit`, on a local Ray and its own FSDP2 workers, with R³ in it: the mechanisms, the loss, exact resume.
+
+Covers r3.integrations.verl.v0 and v1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The parts of R³ in verl against verl's real ones: data set, reward workers' calls, rows, plugin loading."""
+"""Parts of R³ in verl against verl's real ones: its config, data set, reward workers' calls, plugin loading.
+
+Covers r3.integrations.verl.config, r3.integrations.verl.reward, r3.integrations.verl.transfer,
+r3.integrations.common.buffer_copies, r3.integrations.common.groups.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Two real vLLM servers on a CPU generate for a trainer in this process; they are killed and come back."""
+"""Two real vLLM servers on a CPU generate for a trainer in this process; they are killed and come back.
+
+Covers r3.rollout.vllm.client.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The sandbox with real faults: killed workers and hosts, what answers leave behind, machines that cannot isolate."""
+"""The sandbox with real faults: killed workers and hosts, what answers leave behind, machines that cannot isolate.
+
+Covers r3.verify.sandbox.pool, r3.verify.sandbox.inside.zygote, r3.verify.sandbox.inside.layers,
+r3.verify.sandbox.inside.linux.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every adapter needs: a trainer's rows as verified groups, what was decided about them, and the buffer's life."""
+"""What every adapter needs: a trainer's rows as verified groups, what was decided about them, and the buffer's file."""

@@ -1,6 +1,6 @@
-"""The buffer's life in another trainer's run: one live file, held by one process, and a copy in every checkpoint.
+"""The buffer in another trainer's run: one live file, held by one process, and a full copy in every checkpoint.
 
-The copy is whole, so that a checkpoint can be moved, and resumed with any number of processes.
+So a checkpoint can be moved, and resumed with any number of processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _make_way(path: str, *, warn: bool) -> None:
 
 
 def save_buffer(buffer: SampleBuffer, folder: str) -> None:
-    """A copy for the checkpoint in `folder`; it appears whole or not at all."""
+    """Copy the buffer into the checkpoint in `folder`; the copy appears whole or not at all."""
     os.makedirs(folder, exist_ok=True)
     target = os.path.join(folder, FILE)
     partial = target + ".partial"
@@ -53,11 +53,11 @@ def save_buffer(buffer: SampleBuffer, folder: str) -> None:
     os.replace(partial, target)
     newest = buffer.stats().newest_step
     if newest is not None:
-        buffer.settle(newest)  # a resume starts from a copy: the live file is never rewound
+        buffer.settle(newest)  # a resume starts from a copy, so the live file is never rewound
 
 
 def prune_copies(home: str, pattern: str, *, needs: str) -> None:
-    """Remove the copies of checkpoints in `home` that the trainer thinned out: those that have lost `needs`."""
+    """Remove the copies in checkpoints under `home` that the trainer has deleted: those without `needs`."""
     for copy in Path(home).glob(f"{pattern}/{FILE}"):
         if not (copy.parent / needs).exists():
             copy.unlink()

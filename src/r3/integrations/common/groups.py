@@ -25,11 +25,11 @@ class Answer:
     truncated: bool
     right: bool
     rewards: Mapping[str, float]
-    """What its reward is the sum of, ready to add."""
+    """The parts of its reward, by name."""
 
 
 def to_groups(answered: Sequence[tuple[Prompt, Sequence[Answer]]], *, version: int, step: int) -> list[Group]:
-    """The answers to each prompt as a verified group, in order, under the tokens that the trainer really asked."""
+    """The answers to each prompt as a verified group, in order, under the prompt tokens that were really used."""
     plain = {prompt.position: answers[0].prompt for prompt, answers in answered if prompt.context.kind == "plain"}
     groups = []
     for prompt, answers in answered:
@@ -73,8 +73,8 @@ def scale_of(settings: MethodSettings, rows: int, tokens: int) -> Callable[[floa
 def of_one_size(settings: AnyMethod, given: Mapping[str, Any]) -> AnyMethod:
     """The settings for a host whose groups all have one size, where a query's two prompts cannot share its G answers.
 
-    Where only the preset says `reflection.budget=shared`, reflection costs a group more, as in the paper; where the
-    user asked for it (`given`), it stays, to be refused by name.
+    Where only the preset says `reflection.budget=shared`, reflection costs one more group, as in the paper; if the
+    user asked for it (`given`), it stays and is refused by name.
     """
     asked = given.get("reflection")
     if settings.reflection.budget != "shared" or (isinstance(asked, Mapping) and "budget" in asked):

@@ -1,4 +1,4 @@
-"""What stale tokens weigh, for trainers whose loss clips around the policy at the start of the step."""
+"""Importance weights of stale tokens, for trainers whose loss clips around the policy at the start of the step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def importance(
 
 
 def importance_sums(weight_T: Tensor) -> Tensor:
-    """What `importance_metrics` needs of replayed tokens' weights; sums of several processes add up."""
+    """Sums over replayed tokens' weights for `importance_metrics`; those of several processes can be added."""
     n_T = torch.ones_like(weight_T)
     return torch.stack([x.sum() for x in (weight_T, weight_T.square(), n_T * (weight_T == 0), n_T)])
 

@@ -10,7 +10,7 @@ from r3.samples import Message, PromptText
 
 
 def prompt_id(prompt: Any) -> str:
-    """An id that equal prompts share: where the data have none, equal prompts are the same query."""
+    """A hash of the prompt as id: in data without ids, equal prompts are the same query."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 

@@ -1,7 +1,7 @@
-"""What `r3 view` reads, of a run in another trainer: a run directory of its own inside the trainer's output folder.
+"""A run directory for `r3 view` of a run in another trainer, inside the trainer's output folder.
 
-It has the method's metrics, the rollouts with what R³ did to each group, and the settings; weights and checkpoints stay
-the trainer's.
+It has the method's metrics, the rollouts with what R³ did to each group, and the settings. Weights and checkpoints stay
+with the trainer.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from r3.train.step_metrics import ranking_metrics, step_metrics
 log = logging.getLogger(__name__)
 FOLDER = "r3_run"
 OF_THE_TRAINER = ("update/", "tokens/trained", "memory/")
-"""What a step of r3's own loop measures and another trainer keeps to itself, or tells in its own way."""
+"""Metrics of r3's own loop that other trainers do not report, or report differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a run is."""
+    """What a run is made of, for its record."""
 
     method: MethodSettings
     settings: Mapping[str, Any]
-    """By section, for config.yaml; what r3 has a section for under that section's names."""
+    """Settings by section, for config.yaml; under r3's names where r3 has such a section."""
     defaults: Mapping[str, Any]
-    """Of the trainer's own section."""
+    """Defaults of the trainer's own section."""
     versions: Mapping[str, str]
     limit: int
-    """Tokens that an answer may have."""
+    """Most tokens of an answer."""
     total_steps: int
     seed: int
     rollouts_every: int
@@ -62,7 +62,7 @@ class _Step:
 
 
 class RunRecorder:
-    """Writes a step's line and rollouts when the next one begins, since trainers tell a step's loss only at its end."""
+    """Writes a step's line and rollouts when the next step begins, since trainers report its loss only at its end."""
 
     def __init__(self, home: str, run: Described, tokenizer: Any, buffer: SampleBuffer, *, after: int | None) -> None:
         """`after`: the step whose checkpoint is resumed; None for a new run."""
@@ -83,7 +83,7 @@ class RunRecorder:
             self._step = _Step(step, time.perf_counter())
 
     def took(self, result: StepResult, reflections: Mapping[str, int], **more: float) -> None:
-        """What the method decided about the batch."""
+        """Take what the method decided about the batch."""
         assert self._step is not None, "begin comes first"
         of_step = self._step
         of_step.results.append(result)
@@ -95,12 +95,12 @@ class RunRecorder:
         of_step.shown = StepNotes(shown={**of_step.shown.shown, **attempts})
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What the trainer says of a step, under the names of r3's metrics."""
+        """Take the trainer's metrics of a step, under r3's names."""
         if self._step is not None and self._step.number == step:
             self._step.more |= metrics
 
     def flush(self) -> None:
-        """Write the step at hand: a checkpoint is about to be saved, the next step begins, or training ends."""
+        """Write the current step: before a checkpoint, before the next step, and when training ends."""
         of_step, self._step = self._step, None
         if of_step is None or not of_step.results:
             return
@@ -153,5 +153,5 @@ def _link(place: Path, buffer: SampleBuffer) -> None:
 
 
 def _plain(tree: Mapping[str, Any]) -> Any:
-    """As JSON and YAML take it; objects of the trainer's as text."""
+    """The value in types of JSON and YAML; other objects as text."""
     return json.loads(json.dumps(tree, default=str))

@@ -87,10 +87,11 @@ class R3Config(GRPOConfig):
     r3_buffer_per_query: int | None = field(default=64, metadata={"help": "Most living samples of one query."})
     r3_buffer_total: int | None = field(default=1_000_000, metadata={"help": "Most living samples in all."})
     r3_rollouts_every: int = field(
-        default=1, metadata={"help": "Save rollouts for r3 view every so many steps, in <output_dir>/r3_run; 0: never."}
+        default=1,
+        metadata={"help": "Save the rollouts of every n-th step for r3 view, in <output_dir>/r3_run; 0: never."},
     )
     r3_rollouts_groups: int = field(
-        default=8, metadata={"help": "Groups per step whose answers are kept whole; of all others a summary is."}
+        default=8, metadata={"help": "Groups per step whose answers are kept whole; the others keep a summary."}
     )
 
     def __post_init__(self) -> None:
@@ -172,7 +173,7 @@ def _refuse_idle(args: R3Config, method: MethodSettings) -> None:
 
 
 def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]:
-    """What cannot go together, and the fix of each."""
+    """Settings that cannot go together, with the fix for each."""
     return [
         (
             method.advantage.homogeneous != "none" or method.advantage.baseline == "sign",

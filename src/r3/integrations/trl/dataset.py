@@ -61,10 +61,10 @@ def outcome_index(name: str | None, names: Sequence[str]) -> int:
 
 
 class OutcomeWatch:
-    """Says once if answer after answer is wrong by the threshold although rewards tell answers apart."""
+    """Warns once if all answers are wrong by the threshold although their rewards differ."""
 
     BATCHES = 10
-    """Generation batches without a right answer before it says so."""
+    """Warn after this many generation batches without a right answer."""
 
     def __init__(self, name: str, right_above: float) -> None:
         self.name, self.right_above = name, right_above

@@ -1,7 +1,7 @@
 """From what the algorithm decided to the rows that every rank trains on: pure functions, run by the main process.
 
-`plan_rows` says it in terms of TRL's rows; `lay_out` gives each rank as many rows as every other, in a number that TRL
-can split into micro-batches.
+`plan_rows` translates it to TRL's rows; `lay_out` gives every rank the same number of rows, which TRL can split into
+micro-batches.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ExtraRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of the rows, the same on every rank."""
+    """What to train on, the same on every rank."""
 
     advantages: npt.NDArray[np.float64]
-    """Of each generated row, over all ranks; 0 for rows that are not trained on."""
+    """The advantage of each generated row, over all ranks; 0 for rows that are not trained on."""
     weights: npt.NDArray[np.float64]
     """What one token of each weighs in the loss, all denominators included."""
     lengths: tuple[int, ...]
@@ -78,7 +78,7 @@ def plan_rows(result: StepResult, settings: MethodSettings) -> Plan:
 def lay_out(trained: Sequence[bool], ranks: int, extra: int, *, at_least: int, multiple: int) -> list[RankRows]:
     """Equal rows for all ranks. Rows with a gradient stay where they are; the others give way to extra rows.
 
-    `trained` tells of each generated row, rank after rank, whether it has a gradient. Every rank gets `at_least` rows,
+    `trained` has for each generated row, rank after rank, whether it has a gradient. Every rank gets `at_least` rows,
     or more if the ones with a gradient do not fit, always a multiple of `multiple`.
 
     >>> lay_out([True, True, False, False], 2, 1, at_least=2, multiple=1)

@@ -119,7 +119,7 @@ def select(batch: Batch, kept: Sequence[int], extra: Padded, values: Batch, empt
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """The rows of several batches behind each other, at the width of the widest."""
+    """The rows of several batches joined, at the width of the widest."""
     if len(batches) == 1:
         return batches[0]
     width_P = max(batch["prompt_ids"].size(1) for batch in batches)
@@ -152,7 +152,7 @@ def batch_row(rows: Tensor, name: str, times: int) -> Tensor:
 
 
 def importance(proximal_BC: Tensor, extra: Padded, settings: ObjectiveSettings, *, by_sequence: bool) -> Tensor:
-    """What the extra rows' tokens weigh for their staleness: 1 under a new prompt."""
+    """Importance weights of the extra rows' tokens: 1 under a new prompt."""
     mask_BC = extra.completion_mask_BC
     weight_BC = stale.importance(proximal_BC, extra.behaviour_BC, mask_BC, settings, by_sequence=by_sequence)
     return torch.where(extra.moved_B[:, None], torch.ones_like(weight_BC), weight_BC)

@@ -1,4 +1,4 @@
-"""What `R3Trainer` holds on to while a generation batch is under way."""
+"""The state of `R3Trainer` while a generation batch is in progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Seen:
     """What TRL computes while it makes a batch, and does not return."""
 
     rewards: Tensor | None = None
-    """Of all ranks' rows, by reward function."""
+    """Rewards of all ranks' rows, by reward function."""
     completion_ids: list[list[int]] = field(default_factory=list)
     passes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Log-probs and entropies of each forward pass of the policy."""
@@ -25,12 +25,12 @@ class Seen:
 
 @dataclass
 class Step:
-    """A generation batch on its way, on the main process: what is being asked, and the answers so far."""
+    """A generation batch in progress, on the main process: what is asked, and the answers so far."""
 
     queries: int
-    """How many the batch holds, reflection prompts apart."""
+    """How many queries the batch has, without reflection prompts."""
     prompts: Sequence[Prompt]
     counts: Mapping[str, int]
-    """How many reflection prompts there were, and why not more."""
+    """Counts of reflection prompts, and of the reasons against more."""
     answers: list[Answer] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` with what `R3Trainer` asks of its ranks and its model, apart from the method."""
+"""TRL's `GRPOTrainer` with what `R3Trainer` needs of its ranks and its model; nothing of the method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankedTrainer(GRPOTrainer):
     args: R3Config
 
     def _epoch(self) -> int:
-        """The epoch under way, the first being 1; TRL counts it in fractions."""
+        """The current epoch, from 1; TRL counts it in fractions."""
         return int((self.state.epoch or 0) + 1e-6) + 1
 
     def _share(self, everyone: list[Row]) -> list[Row]:
@@ -32,7 +32,7 @@ class RankedTrainer(GRPOTrainer):
         return everyone[rank * share : (rank + 1) * share]
 
     def _on_main(self, make: Callable[[], T]) -> T:
-        """What `make` returns on the main process, on all; if it fails there, all fail, rather than wait for ever."""
+        """What `make` returns on the main process, on all processes; if it fails there, all fail instead of hanging."""
         box: list[Any] = [None, None]
         if self.accelerator.is_main_process:
             try:

@@ -1,4 +1,4 @@
-"""What a TRL run's record says beside the method's results: its settings, and what TRL logs of its update."""
+"""What the record of a TRL run has besides the method's results: its settings, and what TRL logs of its update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from r3.integrations.trl.config import R3Config
 from r3.method.settings import MethodSettings
 
 TOLD = {"loss": "update/loss", "grad_norm": "update/grad_norm", "learning_rate": "update/learning_rate"}
-"""TRL's names of what r3's own loop measures too."""
+"""TRL's names of metrics that r3's own loop has too."""
 
 
 def described(args: R3Config, method: MethodSettings, model: Any, *, total_steps: int) -> Described:

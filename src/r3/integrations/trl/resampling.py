@@ -1,7 +1,7 @@
-"""Where resampling takes further queries from: the training data in an order of its own.
+"""Further queries for resampling: the training data in a second order.
 
-TRL fixes before a run how many steps its sampler gives, and its epochs, `max_steps` and learning rate hang on that. So
-further queries do not come out of the sampler's own order, which would end too soon, but out of a second one beside it.
+TRL fixes before a run how many steps its sampler gives; its epochs, `max_steps` and learning rate depend on that. So
+further queries are not taken from the sampler's order, which would end too soon, but from a second one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FurtherRows:
     def __init__(self, rows: Sequence[Any], *, seed: int, shuffle: bool) -> None:
         self.rows, self.seed, self.shuffle = rows, seed, shuffle
         self.position = 0
-        """How many rows were taken: all that a checkpoint has to hold."""
+        """How many rows were taken: all that a checkpoint must store."""
 
     def take(self, count: int) -> list[Any]:
         """The next `count` rows."""
@@ -31,7 +31,7 @@ class FurtherRows:
         return taken
 
     def save(self, folder: str) -> None:
-        """Into a checkpoint, whole or not at all."""
+        """Write the position into a checkpoint, whole or not at all."""
         partial = Path(folder) / f"{FILE}.partial"
         partial.write_text(json.dumps({"position": self.position}))
         partial.replace(Path(folder) / FILE)

@@ -135,7 +135,7 @@ class R3Trainer(RankedTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self._r3_algorithm is not None:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            save_buffer(self._r3_algorithm.buffer, folder)  # before the rest: no checkpoint looks whole without it
+            save_buffer(self._r3_algorithm.buffer, folder)  # first, so that no checkpoint looks complete without it
             if self._r3_further is not None:
                 self._r3_further.save(folder)
             self._recorder.flush()
@@ -308,7 +308,7 @@ class R3Trainer(RankedTrainer):
     # ------------------------------------------------------------- the model on extra rows
 
     def _extra_values(self, batch: padding.Batch, extra: padding.Padded, n: int) -> tuple[padding.Batch, Tensor]:
-        """What TRL's loss wants to know of the first `n` extra rows, the others being stand-ins; and their weights."""
+        """What TRL's loss needs of the first `n` extra rows (the others are stand-ins), and their weights."""
         wide = extra.completion_ids_BC.size(1)
         if len(extra) == 0:
             nothing = torch.zeros((0, wide), device=self.accelerator.device)
@@ -363,7 +363,7 @@ class R3Trainer(RankedTrainer):
             self._r3_recorder.add(self.state.global_step, told_of(logs))
 
     def close_buffer(self) -> None:
-        """Let go of the buffer's file and the run's record; `train` does it at its end."""
+        """Close the buffer's file and the run's record; `train` does this at its end."""
         if self._r3_recorder is not None:
             self._r3_recorder.close()
             self._r3_recorder = None
@@ -386,7 +386,7 @@ class R3Trainer(RankedTrainer):
 
 
 class _Callbacks(TrainerCallback):
-    """Gives the buffer's file back when training ends, so that another run may open it; passes on what TRL logs."""
+    """Closes the buffer's file when training ends, so that another run can open it; passes on what TRL logs."""
 
     def __init__(self, trainer: R3Trainer) -> None:
         self.trainer = trainer

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from r3.verify.base import VerifierError
+from r3.verify.judge import VerifierError
 from r3.verify.sandbox.inside import pipe
 from r3.verify.sandbox.inside.remote import WALL
 
@@ -76,7 +76,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many tests passed; why not all did, as a word to count and as text to read."""
+    """How many tests passed, and why not all did: as one word to count, and as text."""
 
     passed: int
     total: int
@@ -98,7 +98,7 @@ class Sandbox:
         self._closed = False
 
     def start(self) -> list[str]:
-        """Start a worker; the walls it has. VerifierError where this machine has none and none were not asked for."""
+        """Start a worker. Returns its walls; VerifierError if the machine offers none, unless none were asked for."""
         worker = self._idle.get()
         try:
             worker = worker or self._started()
@@ -130,7 +130,7 @@ class Sandbox:
         for _ in range(self.settings.workers):
             if (worker := self._idle.get()) is not None:
                 worker.close()
-        self._idle.put(None)  # who comes after this is told that it is closed
+        self._idle.put(None)  # later callers get the error that it is closed
 
     def _judge(self, job: Job, tests: Sequence[Any], graded: bool) -> Outcome:
         programs = _of_programs(job)

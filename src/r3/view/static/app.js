@@ -1,5 +1,5 @@
-// The page as a whole: the bar on top, one page below it by the address, and a question every second whether the run
-// has moved on.
+// The frame: the bar on top, below it the page that the address names, and a look every second at whether the run has
+// moved on.
 
 import { exported, Refused } from "./api.js";
 import { bufferPage } from "./buffer.js";
@@ -115,7 +115,7 @@ function drawBar() {
   );
 }
 
-// Of runs, and of probes, only where there are any.
+// Tabs of runs and of probes, only where there are any.
 const tabs = () => [...(store.runs.length ? TABS : []), ...(store.probes.length ? [["probe", "Probe"]] : [])];
 
 function runPicker(run, tab) {
@@ -175,7 +175,7 @@ async function watch() {
   if (shown.page && shown.page.update) await shown.page.update(store.state[shown.run]);
 }
 
-// One question at a time; none while the page is not looked at.
+// One question at a time, and none while the page is hidden.
 function keepWatching() {
   setTimeout(async () => {
     if (!document.hidden) await watch().catch((error) => console.error(error));

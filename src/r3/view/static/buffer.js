@@ -1,9 +1,9 @@
-// The sample buffer: how much, how old, right against wrong, what left it, and the queries that nothing solves.
+// The sample buffer: its size and age, right against wrong, what was evicted, and the hardest queries.
 
 import { ask } from "./api.js";
 import { Chart } from "./charts.js";
-import { bytes, empty, fill, h, number, percent, table } from "./dom.js";
-import { questionLine, rateBar } from "./queries.js";
+import { bytes, empty, fill, h, number, percent } from "./dom.js";
+import { tableOfQueries } from "./queries.js";
 
 export async function bufferPage(root, { run, go }) {
   let page = await ask("buffer", { run });
@@ -76,7 +76,7 @@ function tilesOf({ stats, never_solved: never, over_time: at }) {
     tile(
       "on disk",
       bytes(stats.bytes_on_disk),
-      `${stats.tokens ? (stats.bytes_on_disk / stats.tokens).toFixed(1) : "–"} bytes a token`,
+      `${stats.tokens ? (stats.bytes_on_disk / stats.tokens).toFixed(1) : "–"} bytes per token`,
     ),
   ];
 }
@@ -108,23 +108,6 @@ const byAge = ({ by_age: at }) => ({
 
 function hardestTable(run, { hardest }) {
   if (!hardest.length) return null;
-  const whole = table(
-    ["Hardest queries", "Solved, plain prompt", "Last tried"],
-    hardest.map((one) =>
-      h(
-        "tr",
-        { "data-row": true },
-        h(
-          "td.question",
-          {},
-          h("a", { href: `#/${run}/query/${encodeURIComponent(one.query)}`, "data-open": true }, one.query),
-          questionLine(one),
-        ),
-        h("td.rates", {}, rateBar(one.solved, one.tried)),
-        h("td.number", { "data-name": "last tried" }, `step ${number(one.last_step)}`),
-      ),
-    ),
-  );
-  whole.querySelector("table").classList.add("queries");
-  return whole;
+  const lastTried = (query) => `step ${number(query.last_step)}`;
+  return tableOfQueries(run, "Hardest queries", hardest, [["Last tried", lastTried]]);
 }

@@ -1,4 +1,4 @@
-// Charts over steps, drawn by uPlot: one cursor and one zoom for all of them, sizes that never change by themselves.
+// Charts over steps, drawn by uPlot, with one cursor and one zoom for all of them.
 
 import { colour } from "./colours.js";
 import { fill, h, number } from "./dom.js";
@@ -23,7 +23,7 @@ export function repaint() {
   for (const chart of living) chart.rebuild();
 }
 
-// Move the shared cursor by whole steps; the step it then stands on.
+// Move the shared cursor by whole steps. Returns its new step.
 export function moveCursor(by) {
   const first = [...living].find((chart) => chart.plot);
   if (!first) return null;
@@ -186,7 +186,7 @@ export class Chart {
     this.at.textContent = here === "" ? "" : `step ${number(here)}`;
   }
 
-  // A stretch was dragged over: all charts show it.
+  // A range was selected: all charts zoom to it.
   selected(plot) {
     const { left, width } = plot.select;
     if (width < 4) return;
@@ -231,7 +231,7 @@ export class Chart {
   }
 }
 
-// Each series on top of those after it, so that drawing them in order covers nothing that should show.
+// Stacked values: each series on top of those after it, so that drawing in order hides nothing.
 function stack(data) {
   const [steps, ...columns] = data;
   const sums = new Array(steps.length).fill(0);
@@ -262,7 +262,7 @@ function short(format, value) {
         .replace(/\.(?=$| )/, "");
 }
 
-// Upright lines with a word at their top: epochs, first solutions.
+// Vertical lines with a word at the top: epochs, first solutions.
 function drawMarks(plot, marks) {
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;

@@ -4,8 +4,8 @@ export const KINDS = ["--blue", "--orange", "--green", "--vermillion", "--purple
 
 const resolved = new Map();
 
-// A custom property as a colour that a canvas takes; light-dark() is only resolved on a real property. Asked for often,
-// and each answer makes the browser lay out the page, so it is remembered.
+// A custom property as a colour that a canvas takes; light-dark() is only resolved on a real property. Cached, since
+// each lookup makes the browser lay out the page.
 export function colour(name) {
   const key = `${name} ${isDark()}`;
   if (!resolved.has(key)) resolved.set(key, computed(name));
@@ -46,14 +46,14 @@ function between(stops, share) {
   return stops[i].map((value, k) => Math.round(value + (stops[i + 1][k] - value) * (at - i)));
 }
 
-// An amount from 0 to 1: nothing at 0; towards the end of cividis that stands out from the page.
+// A colour for an amount from 0 to 1: none at 0, then towards the end of cividis that contrasts with the page.
 export function amount(share) {
   const dark = isDark();
   const rgb = between(CIVIDIS, dark ? share : 1 - share);
   return painted(rgb, Math.min(1, 0.06 + 0.94 * share), dark);
 }
 
-// A colour laid over the page, and black or white letters, whichever stand out from what that gives.
+// A background colour laid over the page, and black or white letters, whichever contrast more.
 function painted(rgb, strength, dark) {
   const page = dark ? [27, 31, 38] : [255, 255, 255];
   const [r, g, b] = rgb.map((value, i) => strength * value + (1 - strength) * page[i]);
@@ -61,7 +61,7 @@ function painted(rgb, strength, dark) {
   return { background: `rgb(${rgb.join(" ")} / ${strength.toFixed(2)})`, color: bright > 0.52 ? "#10141a" : "#fff" };
 }
 
-// A departure from −1 to 1: blue below, orange above, nothing in the middle.
+// A colour for a value from −1 to 1: blue below 0, orange above, none at 0.
 export function departure(share) {
   const strength = Math.min(1, Math.abs(share));
   return painted(share < 0 ? LOW : HIGH, strength, isDark());

@@ -26,7 +26,7 @@ export const LINES = [
   },
   {
     title: "What R³ did",
-    note: "a step",
+    note: "per step",
     parts: [
       ["replay/samples", "replayed answers"],
       ["groups/reflection", "reflection groups"],
@@ -44,7 +44,7 @@ export const LINES = [
   { title: "Truncated", note: "share of answers", format: percent, parts: [["truncated", "truncated"]] },
   {
     title: "Entropy",
-    note: "of the policy, nats a token",
+    note: "of the policy, nats per token",
     parts: [
       ["entropy", "when sampled"],
       ["update/entropy", "when trained"],
@@ -59,7 +59,7 @@ export const LINES = [
     ],
   },
   {
-    title: "Age of what was replayed",
+    title: "Age of replayed answers",
     note: "updates",
     parts: [
       ["replay/age_mean", "mean"],
@@ -104,16 +104,16 @@ const SHARE_OF_RIGHT = [
   ["accuracy/reflection", "after a shown failure"],
   ["lift/plain", "plain, same queries"],
 ];
-// A step has few pairs of answers whose order could be wrong: their sums over so many steps say more.
+// A step has few pairs of answers whose order could be wrong: sums over several steps say more.
 const PAIRS_OVER = 32;
 
-// How many hard queries of a step; a count of none is not written down.
+// How many hard queries of a step; a count of 0 is not in the metrics.
 function asked(name) {
   return (columns) =>
     (columns[`reflection/${name}`] || []).map((count, i) => (columns["replay/samples"][i] === null ? null : (count ?? 0)));
 }
 
-// What each mechanism brings for what it costs; drawn where there is anything to draw.
+// What each mechanism brings for its cost; drawn only if there are values.
 const YIELDS = [
   { title: "Lift of reflection", note: "share of right answers", format: percent, parts: SHARE_OF_RIGHT },
   {

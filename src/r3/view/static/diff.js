@@ -8,7 +8,7 @@ export function wordsOf(text) {
   return text.match(/\s+|[A-Za-zÀ-ɏ]+|\d+|[^\sA-Za-zÀ-ɏ\d]/gu) || [];
 }
 
-// [["same" | "gone" | "new", text]]: the longest common subsequence, after equal ends are set aside.
+// [["same" | "gone" | "new", text]]: the longest common subsequence, after equal ends are cut off.
 export function difference(before, after) {
   const [a, b] = [wordsOf(before), wordsOf(after)];
   let start = 0;

@@ -1,8 +1,8 @@
-// Elements from data. Text from a run only ever becomes a text node: nothing here parses HTML.
+// Elements made from data. Text from a run only ever becomes a text node: nothing here parses HTML.
 
 const STEERING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
-// Controls and marks of direction, as characters that can be seen (the same as r3.view.text.visible).
+// Control characters and direction marks, made visible (the same as r3.view.text.visible).
 export function visible(text) {
   return String(text).replace(STEERING, (c) => {
     const code = c.charCodeAt(0);
@@ -42,7 +42,7 @@ export function fill(element, ...children) {
   return element;
 }
 
-// Numbers as people read them: three digits, thousands apart, a dash for what is not there.
+// Numbers for people: three digits, thousands separated, a dash for what is missing.
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   return digitsOf(value, digits).replace("-", "−");
@@ -85,6 +85,21 @@ export function choice(label, options, chosen, pick) {
       button(text, () => pick(value), { "aria-pressed": String(value === chosen), title, "data-value": value }),
     ),
   );
+}
+
+// A search box that says what is typed after a short pause.
+export function searchField(placeholder, text, changed) {
+  let waiting = 0;
+  return h("input.search", {
+    type: "search",
+    placeholder,
+    value: text,
+    "aria-label": "search",
+    oninput: (event) => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => changed(event.target.value), 150);
+    },
+  });
 }
 
 export const table = (heads, rows, more = {}) =>

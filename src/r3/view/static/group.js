@@ -1,4 +1,4 @@
-// One group, and one of its samples in full: the answers beside each other, tokens coloured, ranking and reflection.
+// One group and one of its samples in full: answers side by side, coloured tokens, ranking and reflection.
 
 import { ask } from "./api.js";
 import { diffView } from "./diff.js";
@@ -92,7 +92,7 @@ function sampleEntry(one, index, chosen, group, to) {
 const promptBox = (group) =>
   h("details.card.prompt", { open: group.prompt.length < 600 }, h("summary", {}, "Prompt"), h("pre", {}, group.prompt));
 
-// What the judge compares with, as far as a summary keeps it.
+// The reference answer, as far as the summary keeps it.
 const referenceCard = ({ summary: { answer } }) =>
   answer &&
   h(
@@ -148,7 +148,7 @@ function factRow(group, one, index) {
   );
 }
 
-// Open where something was ranked; elsewhere the entropies are there for who wants to see them.
+// Open if something was ranked; otherwise the entropies are a click away.
 function rankingCard(group, index, pick) {
   const { peak_fraction: share, points } = group.ranking;
   return h(

@@ -1,4 +1,4 @@
-// The keyboard: rows, steps, pages, without ever taking a key from a field that is being typed into.
+// Keyboard shortcuts for rows, steps and pages; none while typing into a field.
 
 import { moveCursor, cursorStep, zoomTo } from "./charts.js";
 import { button, fill, h } from "./dom.js";

@@ -2,7 +2,7 @@
 
 import { h, plural, signed } from "./dom.js";
 
-// right, wrong or truncated: told by shape as well as by colour.
+// right, wrong or truncated: shown by shape as well as by colour.
 export function outcomeOf(outcome, truncated) {
   if (outcome === true) return "right";
   if (truncated) return "truncated";
@@ -38,7 +38,7 @@ export function dots(summary) {
   );
 }
 
-// One bar a sample, up for a positive advantage, down for a negative one.
+// One bar per sample, up for a positive advantage, down for a negative one.
 export function advantageBars(advantages, fresh) {
   const width = 7;
   const most = Math.max(...advantages.map((value) => Math.abs(value || 0)), 1e-9);
@@ -71,12 +71,12 @@ export const solveKind = (summary) => {
 export const teaches = (summary) => summary.advantages.some((value) => value);
 export const rankedCount = (summary) => summary.ranking.filter((paid) => paid !== null && paid !== undefined).length;
 
-// Where a past answer comes from. Steps count from 1: what an earlier run found (buffer.successes_from) stands at 0, with
-// no id in this run's buffer and no age that its updates could tell.
+// Where a past answer comes from. Steps count from 1: an answer of an earlier run (buffer.successes_from) has step 0, no
+// id in this run's buffer, and no age in its updates.
 const isOfEarlierRun = (step) => step === 0;
 export const whence = (step) => (isOfEarlierRun(step) ? "an earlier run" : `step ${step}`);
 
-// Step and age in updates of each answer that replay brought in; no age where it is of an earlier run.
+// Step and age (in updates) of each replayed answer; no age if it is from an earlier run.
 export function replays(summary) {
   const now = summary.versions[0];
   return summary.steps.slice(summary.fresh).map((step, i) => {
@@ -130,7 +130,7 @@ export const badges = (summary) =>
     deeds(summary).map(([kind, text]) => h(`span.badge.${kind}`, {}, text)),
   );
 
-// A whole sentence or two: why this group taught what it taught, or nothing.
+// A sentence or two on why this group taught what it did, or nothing.
 export function story(summary) {
   const kind = solveKind(summary);
   const fresh = summary.fresh;

@@ -13,7 +13,7 @@ const STAGES = ["rollout", "update", "method", "history", "buffer", "prompts"];
 export function overviewPage(root, { go }) {
   const shown = store.runs.map((_, run) => run).filter((run) => store.runs[run].steps.length);
   if (!shown.length) {
-    fill(root, empty("No steps yet", "The run has not written its first step. This page fills itself when it has."));
+    fill(root, empty("No steps yet", "The run has not finished its first step. This page updates itself."));
     return {
       update: () => {
         if (store.runs.some((run) => run.steps.length)) overviewPage(root, { go });
@@ -87,7 +87,7 @@ function makeCharts(open) {
     open,
     read: readGroups,
   });
-  const seconds = new Chart({ title: "Seconds a step", note: "by stage", stacked: true, open, read: readSeconds });
+  const seconds = new Chart({ title: "Seconds per step", note: "by stage", stacked: true, open, read: readSeconds });
   return [lines[0], lines[1], groups, lines[2], ...lines.slice(3), seconds];
 }
 
@@ -105,7 +105,7 @@ function readLines(spec) {
   const parts = [];
   const add = (run, [key, label, kind], one) => {
     const part = trained(run, key);
-    // A part of the reward that this run does not pay, a reflection it never made: not worth a line.
+    // No line for what this run does not have: a part of the reward, or reflection.
     if (!part.values.some((value) => (label === spec.parts[0][1] || many ? value !== null : value))) return;
     const line = { label, colour: one, points: kind === "points", dash: kind === "dashed" ? [4, 3] : undefined };
     if (view.smoothing && !line.points) {
@@ -174,7 +174,7 @@ function tileRow() {
       `of ${number(latest(run, "groups"))}`,
     ),
     tile("replayed", number(latest(run, "replay/samples")), `mean age ${number(latest(run, "replay/age_mean"))}`),
-    tile("tokens/s", number(latest(run, "tokens_per_second")), `${number(latest(run, "seconds/step"))} s a step`),
+    tile("tokens/s", number(latest(run, "tokens_per_second")), `${number(latest(run, "seconds/step"))} s per step`),
   ];
 }
 
@@ -190,11 +190,11 @@ function toolbar(refresh) {
     id: "smoothing",
     oninput: (event) => {
       view.smoothing = Number(event.target.value);
-      told.textContent = view.smoothing.toFixed(2);
+      shown.textContent = view.smoothing.toFixed(2);
       refresh();
     },
   });
-  const told = h("output", { for: "smoothing" }, view.smoothing.toFixed(2));
+  const shown = h("output", { for: "smoothing" }, view.smoothing.toFixed(2));
   const reset = button(
     "Show all steps",
     () => {
@@ -210,7 +210,7 @@ function toolbar(refresh) {
     "div.toolbar",
     {},
     store.runs.length > 1 && runChooser(refresh),
-    h("label", { for: "smoothing" }, "Smoothing ", slider, " ", told),
+    h("label", { for: "smoothing" }, "Smoothing ", slider, " ", shown),
     reset,
   );
 }

@@ -228,7 +228,7 @@ const followCard = ({ settings, recipe_file: recipe }) =>
   h(
     "section.card.follow",
     {},
-    h("h3", {}, "The settings that follow"),
+    h("h3", {}, "Advised settings"),
     recipe && h("p", {}, h("code", {}, `r3 train ${recipe}`)),
     h("pre", {}, settings),
   );

@@ -1,8 +1,8 @@
-// All queries with how they fared, and one query through time.
+// All queries with their success rates, and one query through time.
 
 import { ask } from "./api.js";
 import { Chart } from "./charts.js";
-import { choice, empty, fill, h, number, percent, plural, table } from "./dom.js";
+import { choice, empty, fill, h, number, percent, plural, searchField, table } from "./dom.js";
 import { badges, dots } from "./marks.js";
 
 const listed = { search: "", order: "hardest" };
@@ -35,17 +35,9 @@ export async function queriesPage(root, { run, go }) {
         : empty("No query found", answer.known ? "None holds that text." : "No group was saved yet."),
     );
   };
-  let waiting = 0;
-  const field = h("input.search", {
-    type: "search",
-    placeholder: "Search query id or question",
-    value: listed.search,
-    "aria-label": "search",
-    oninput: (event) => {
-      listed.search = event.target.value;
-      clearTimeout(waiting);
-      waiting = setTimeout(draw, 150);
-    },
+  const field = searchField("Search query id or question", listed.search, (text) => {
+    listed.search = text;
+    draw();
   });
   fill(root, h("div.toolbar", {}, h("h1", {}, "Queries"), orders, field), place);
   await draw();
@@ -75,27 +67,33 @@ export function rateBar(solved, tried) {
   );
 }
 
-// What a query asks, where its id does not already say it.
-export const questionLine = (one) =>
-  one.question && one.question.trim() !== one.query ? h("span.line", {}, one.question) : null;
+const queryTable = (run, queries) =>
+  tableOfQueries(run, "Query", queries, [
+    ["Reflections", (query) => number(query.reflections)],
+    ["Replays", (query) => number(query.replays)],
+    ["Last step", (query) => number(query.last)],
+  ]);
 
-function queryTable(run, queries) {
+// What a query asks, unless its id already says it.
+export const questionLine = (query) =>
+  query.question && query.question.trim() !== query.query ? h("span.line", {}, query.question) : null;
+
+// Queries with their success rates and further columns: [head, what a query has there].
+export function tableOfQueries(run, title, queries, columns) {
   const whole = table(
-    ["Query", "Solved, plain prompt", "Reflections", "Replays", "Last step"],
-    queries.map((one) =>
+    [title, "Solved, plain prompt", ...columns.map(([head]) => head)],
+    queries.map((query) =>
       h(
         "tr",
         { "data-row": true },
         h(
           "td.question",
           {},
-          h("a", { href: `#/${run}/query/${encodeURIComponent(one.query)}`, "data-open": true }, one.query),
-          questionLine(one),
+          h("a", { href: `#/${run}/query/${encodeURIComponent(query.query)}`, "data-open": true }, query.query),
+          questionLine(query),
         ),
-        h("td.rates", {}, rateBar(one.solved, one.tried)),
-        h("td.number", { "data-name": "reflections" }, number(one.reflections)),
-        h("td.number", { "data-name": "replays" }, number(one.replays)),
-        h("td.number", { "data-name": "last step" }, number(one.last)),
+        h("td.rates", {}, rateBar(query.solved, query.tried)),
+        columns.map(([head, cell]) => h("td.number", { "data-name": head.toLowerCase() }, cell(query))),
       ),
     ),
   );
@@ -149,7 +147,7 @@ export async function queryPage(root, { run, parts, go }) {
   };
 }
 
-// The buffer's ledger knows every attempt, also of steps whose rollouts were not saved.
+// The buffer's ledger has every attempt, also those of steps whose rollouts were not saved.
 function readRates(answer) {
   const entries = answer.ledger.length ? answer.ledger : answer.visits;
   const steps = [...new Set(entries.map((entry) => entry.step))].sort((a, b) => a - b);

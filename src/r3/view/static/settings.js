@@ -1,7 +1,7 @@
 // The settings of a run, section by section, beside their defaults; and how it was started.
 
 import { ask } from "./api.js";
-import { choice, empty, fill, h, plural, table } from "./dom.js";
+import { choice, empty, fill, h, plural, searchField, table } from "./dom.js";
 
 const chosen = { which: "all", text: "" };
 
@@ -31,17 +31,11 @@ export async function settingsPage(root, { run }) {
       ),
     );
     const drawn = answer.sections.map((section) => sectionTable(section, section.settings.filter(matches)));
-    fill(tables, drawn.some(Boolean) ? drawn : empty("No such setting", "None of this run's settings passes."));
+    fill(tables, drawn.some(Boolean) ? drawn : empty("No such setting", "No setting of this run matches."));
   };
-  const field = h("input.search", {
-    type: "search",
-    placeholder: "Search setting, value, help",
-    value: chosen.text,
-    "aria-label": "search",
-    oninput: (event) => {
-      chosen.text = event.target.value;
-      draw();
-    },
+  const field = searchField("Search setting, value, help", chosen.text, (text) => {
+    chosen.text = text;
+    draw();
   });
   fill(
     root,
@@ -74,7 +68,7 @@ function startCard({ command, created, versions, resumed_from: resumes }) {
   );
 }
 
-// As a recipe would write it; an empty text would otherwise not be seen.
+// As a recipe would write it, so that an empty text shows too.
 export function valueText(value) {
   if (value === "") return '""';
   return typeof value === "string" ? value : JSON.stringify(value);

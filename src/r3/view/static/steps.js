@@ -1,7 +1,7 @@
-// A step's groups, one a row: what was asked, how it went, what R³ did, what each sample was worth.
+// A step's groups, one per row: what was asked, how it went, what R³ did, what each sample was worth.
 
 import { ask } from "./api.js";
-import { button, choice, empty, fill, h, number, table } from "./dom.js";
+import { button, choice, empty, fill, h, number, searchField, table } from "./dom.js";
 import { advantageBars, badges, dots, rankedCount, solveKind, teaches } from "./marks.js";
 import { questionLine } from "./queries.js";
 
@@ -126,17 +126,9 @@ function filterBar(answer, search, redraw) {
       ),
     );
   drawKinds();
-  let waiting = 0;
-  const field = h("input.search", {
-    type: "search",
-    placeholder: "Search query id, prompt, response",
-    value: filter.text,
-    "aria-label": "search",
-    oninput: (event) => {
-      filter.text = event.target.value;
-      clearTimeout(waiting);
-      waiting = setTimeout(search, 150);
-    },
+  const field = searchField("Search query id, prompt, response", filter.text, (text) => {
+    filter.text = text;
+    search();
   });
   return h("div.toolbar", {}, kinds, field);
 }
@@ -147,7 +139,7 @@ function groupTable(run, step, answer, matches) {
   const chosen = answer.groups
     .map((group, index) => ({ group, index }))
     .filter(({ group, index }) => matchesKind(group, filter.kind) && (matches === null || matches.has(index)));
-  if (!chosen.length) return empty("No such group", "None of this step's groups passes the filter.");
+  if (!chosen.length) return empty("No such group", "No group of this step matches the filter.");
   const body = h("tbody");
   const more = h("div.more");
   let drawn = 0;

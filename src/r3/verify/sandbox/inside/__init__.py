@@ -1,1 +1,1 @@
-"""What runs on the sandbox's inner side: started as a clean interpreter, without the rest of r3."""
+"""The inside of the sandbox: started as a clean interpreter, without the rest of r3."""

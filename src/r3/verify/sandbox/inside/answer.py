@@ -1,6 +1,6 @@
 """The answer's process: it runs the answer's code and does what the tests' process asks of it. It never sees a test.
 
-Whatever the answer does to this module, it can only change what it says when asked: values, which the tests then judge.
+Even if the answer tampers with this module, it can change only the values that it returns, which the tests then judge.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _where(error: BaseException, lines: list[str]) -> str:
 
 
 def become(channel: int, stdin: int, output: int) -> None:
-    """Let go of every file but these, which take the standard places."""
+    """Close every file descriptor but these, which become standard input, output and error."""
     os.dup2(stdin, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -39,7 +39,7 @@ def library() -> list[str]:
 
 
 def enter_namespaces(mode: str) -> str:
-    """Leave the machine's namespaces, as far as the mode asks for it; what was done. PIDs change at the next fork."""
+    """Leave the machine's namespaces, as the mode asks. Returns what was done. PIDs change at the next fork."""
     if mode not in ("root", "user"):
         return ""
     user, group = os.geteuid(), os.getegid()
@@ -54,7 +54,7 @@ def enter_namespaces(mode: str) -> str:
 
 
 def build_root(scratch_mb: int) -> str:
-    """Make the new root directory, move into it and let go of the old one; what was done."""
+    """Make the new root directory, move into it and detach the old one. Returns what was done."""
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", _BASE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,nr_inodes=1k,mode=755")
     folders = library()
@@ -154,8 +154,8 @@ def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, fil
 
 
 def probe(outside: Sequence[str]) -> list[str]:
-    """Try in a confined process what an answer must not be able to do; what did succeed."""
-    way = {part for path in library() for part in path.split("/")}  # directories that lead to the library stay visible
+    """Try in a confined process what an answer must not be able to do. Returns what succeeded."""
+    way = {part for path in library() for part in path.split("/")}  # those on the path to the library stay visible
     attempts: dict[str, Callable[[], object]] = {
         "open a socket": socket.socket,
         "start a process": lambda: os.fork() or os._exit(0),

@@ -99,7 +99,7 @@ class Zygote:
         self.children: set[int] = set()
 
     def wall_up(self, namespaces: str) -> dict[str, Any]:
-        """Put up what all share, try it out; what there is, for the host to say."""
+        """Put up the walls that all share and try them out. Returns a description for the host."""
         built = [namespaces] if namespaces else []
         if namespaces:
             built.append(layers.build_root(self.limits["scratch_mb"]))
@@ -165,7 +165,7 @@ class Zygote:
         seconds = limits["seconds"] * remote.WALL * len(ends) + _GRACE
         self._confine(self.user + 1, seconds, _LARGEST_INPUT_KB, _TESTS_FILES)
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)  # what a test prints is nobody's
+        os.dup2(nowhere, 1)  # nobody reads what a test prints
         os.dup2(nowhere, 2)
         pipe.send(job, tester.judge(pipe.receive(job), ends, limits["seconds"], limits["output_kb"] * 1024))
 

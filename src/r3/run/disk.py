@@ -1,4 +1,4 @@
-"""Writes that a crash or a full disk cannot leave half-done, and the line that a refused one becomes."""
+"""Writes that a crash or a full disk cannot leave half-done, and the error message of one that fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left under temporary names. Only for the owner of the run's lock."""
+    """Remove temporary files of killed writers. Only for the owner of the run's lock."""
     for path in folder.iterdir():
         if is_temporary(path.name):
             log.info("removing %s, left by a write that was cut off", path)
@@ -74,7 +74,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int = 64 * 2**20) -> bytes:
-    """The whole of a small file, under the same conditions."""
+    """The content of a small regular file; OSError for a larger one."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -100,7 +100,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path`: a reader, or the next start after a crash, sees all of the old file or all of the new."""
+    """Replace the file at `path` by `data`: after a crash there is either the old file or the new one, whole."""
     prepared = temporary(path)
     try:
         write_synced(prepared, data)
@@ -113,7 +113,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class AppendFile:
-    """A file that grows by whole records: each is on the disk when `append` returns, or not there at all."""
+    """A file that grows by whole records: each is on disk when `append` returns, or not in the file at all."""
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.path = path
@@ -133,7 +133,7 @@ class AppendFile:
             if self._durable:
                 os.fsync(self._fd)
         except OSError as error:
-            # Should the disk refuse even this, the reader's rule for a cut last record still drops it.
+            # If even this fails, readers drop a last record that was cut off.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)
             raise write_failed(self.path, error, f"{len(record):,} bytes") from error
@@ -159,7 +159,7 @@ FULL = {
 
 
 def write_failed(path: Path, error: OSError, wanted: str) -> RunError:
-    """The error for a write to `path` that the system refused; `wanted` says what was being written."""
+    """The error for a failed write to `path`; `wanted` says what was being written."""
     reason = FULL.get(error.errno or 0)
     if reason is None:
         return RunError(

@@ -1,4 +1,7 @@
-"""`model.path=` a folder of LoRA adapters: training goes on with them or with the merged model, never the bare base."""
+"""`model.path=` a folder of LoRA adapters: training goes on with them or with the merged model, never the bare base.
+
+Covers r3.policy.adapters, r3.policy.model.
+"""
 
 from __future__ import annotations
 

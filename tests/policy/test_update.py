@@ -1,4 +1,7 @@
-"""The packed update against an unpacked one: whole logits, one row at a time, the formulas spelt out."""
+"""The packed update against an unpacked one: whole logits, one row at a time, the formulas spelt out.
+
+Covers r3.policy.update, r3.policy.attention, r3.policy.head, r3.policy.packing, r3.policy.optimiser.
+"""
 
 from __future__ import annotations
 

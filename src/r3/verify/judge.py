@@ -1,4 +1,4 @@
-"""What a judge is: a query and an answer in; right or wrong, why, and what the answer is worth out."""
+"""What a judge is: from a query and an answer to right or wrong, why, and what the answer is worth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """The reason and, on the lines behind it, the feedback: what a sample keeps."""
+        """The reason and, on the lines after it, the feedback, as a sample keeps them."""
         return f"{self.reason}\n{self.feedback}" if self.feedback else self.reason
 
 
@@ -42,14 +42,14 @@ class VerifierError(R3Error, RuntimeError):
 
 
 class Judge(Protocol):
-    """Says of an answer to a query whether it is right. Safe to call from several threads at once."""
+    """Decides whether an answer to a query is right. Safe to call from several threads at once."""
 
     def judge(self, query: Query, text: str, *, truncated: bool = False) -> Verdict:
         """The verdict on one answer. One that the length limit cut is never right, whatever it holds."""
         ...
 
     def close(self) -> None:
-        """Let go of workers, if there are any."""
+        """End workers, if there are any."""
         ...
 
 
@@ -63,7 +63,7 @@ class PlainJudge:
         return TRUNCATED if truncated else self.decide(query, text)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to end."""
 
 
 class Case(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from r3.samples import Query
-from r3.verify.base import Judge
+from r3.verify.judge import Judge
 
 
 class Task(Protocol):
