@@ -13,6 +13,14 @@
 #define LANES 16 /* floats of a vector, and tokens of a page where the fast form applies */
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+enum { WORTH = 1 << 17 }; /* numbers that a thread must have to do: waking it takes as long as some ten thousand */
+
+/* Threads for so many numbers. */
+static int share(int64_t numbers, int most) {
+    int64_t threads = numbers / WORTH;
+    return threads < 1 ? 1 : threads < most ? (int)threads : most;
+}
+
 /* e^x with an error of about one unit in the last place; 0 below -87.3, and NaN for NaN. */
 static inline __attribute__((always_inline)) float exponential(float x) {
     float bounded = x > 88.0f ? 88.0f : x;
@@ -153,6 +161,9 @@ static inline __attribute__((always_inline)) void attend_query(const Attention *
 void attend(const Attention *a, const float *query, int64_t query_lane, int64_t query_head, const float *key,
             int64_t key_lane, int64_t key_head, const float *value, int64_t value_lane, int64_t value_head, float *out,
             int threads) {
+    int64_t tokens = 0;
+    for (int64_t lane = 0; lane < a->lanes; lane++) tokens += a->length[lane];
+    threads = share(tokens * a->heads * (a->group + 1) * a->size, threads);
 #pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
     for (int64_t work = 0; work < a->lanes * a->heads; work++) {
         int64_t lane = work / a->heads, head = work % a->heads, size = a->size, newest = a->length[lane] - 1;
@@ -177,6 +188,7 @@ void attend(const Attention *a, const float *query, int64_t query_lane, int64_t 
 void store(float *keys, float *values, const float *key, int64_t key_token, int64_t key_head, const float *value,
            int64_t value_token, int64_t value_head, const int64_t *slots, int64_t tokens, int64_t heads, int64_t size,
            int64_t page, int threads) {
+    threads = share(tokens * heads * size, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t h = 0; h < heads; h++)
@@ -187,6 +199,7 @@ void store(float *keys, float *values, const float *key, int64_t key_token, int6
 /* out = weight · x / rms(x), row by row; where `added` is given, x += added comes first. `out` may be `x`. */
 void normalise(float *x, const float *added, const float *weight, float eps, float *out, int64_t rows, int64_t size,
                int threads) {
+    threads = share(rows * size, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
         float *row = x + r * size, *to = out + r * size, sum = 0;
@@ -204,6 +217,7 @@ void normalise(float *x, const float *added, const float *weight, float eps, flo
 
 /* gate = silu(gate) · up */
 void gate_mlp(float *gate, const float *up, int64_t rows, int64_t size, int threads) {
+    threads = share(rows * size, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
         float *row = gate + r * size;
@@ -231,6 +245,7 @@ static inline __attribute__((always_inline)) float below(float logit, float temp
 /* Draw one token per lane by inverting the distribution function, as r3.rollout.sampling says it. */
 void draw(const Draws *d, const float *logits, int64_t lanes, int64_t row, int64_t vocabulary, float temperature,
           int greedy, int threads) {
+    threads = share(lanes * vocabulary, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t lane = 0; lane < lanes; lane++) {
         const float *x = logits + lane * row;
