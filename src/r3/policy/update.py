@@ -208,7 +208,7 @@ class Updater:
 
     def _microbatches(self, weighted: Sequence[WeightedSample], part: Sequence[int]) -> list[list[int]]:
         sequences, budget = [_sequence(weighted[i]) for i in part], self.settings.tokens_per_microbatch
-        sharing = self.policy.shares_prompts
+        sharing = self.policy.shares(sequences)
         batches = pack_sharing(sequences, budget) if sharing else pack([len(s) for s in sequences], budget)
         return [[part[j] for j in batch] for batch in batches]
 

@@ -141,6 +141,14 @@ class CausalLM:
                 module.training = True
 
 
+def diverged() -> FloatingPointError:
+    """What an engine raises where the policy gives it no distribution to draw from."""
+    return FloatingPointError(
+        "the policy's logits hold NaN or infinite values; go back to a checkpoint before it diverged, "
+        "or run it in a dtype with more range (bfloat16, float32)"
+    )
+
+
 class SingleRun(abc.ABC):
     """An engine over a policy: one `generate` at a time, checked before it starts, ended by the next call."""
 

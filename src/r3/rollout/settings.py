@@ -14,7 +14,7 @@ class RolloutSettings(Settings):
     """Sampling the groups."""
 
     engine: Literal["auto", "native", "transformers", "vllm", "vllm-server"] = "auto"
-    """Which engine draws the samples; auto takes native on a CUDA card where it knows the model, else transformers."""
+    """Which engine draws the samples; auto takes native where it runs and knows the model, else transformers."""
     servers: tuple[str, ...] = ()
     """With engine=vllm-server, the addresses of the vLLM servers, e.g. [http://host:8000, http://other:8000]."""
     server_patience: float = Field(600.0, gt=0)
@@ -34,7 +34,7 @@ class RolloutSettings(Settings):
     max_rows: int = Field(256, ge=1, le=1_000_000)
     """How many responses are generated side by side at most."""
     memory: float = Field(0.85, gt=0, lt=1)
-    """Share of the card's free memory that the engine's key-value cache may take while it runs."""
+    """Share of the free memory, of the card or the machine, that the engine's key-value cache may take as it runs."""
 
     @model_validator(mode="after")
     def _servers_where_they_are_used(self) -> Self:

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from r3.rollout.causal_lm import CausalLM, SingleRun
+from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
 from r3.rollout.kv_cache import RowsOf, new_cache, regroup
 from r3.rollout.protocol import Cancelled, Request, Response, Sampling
 from r3.rollout.sampling import draw, uniform_stream
@@ -167,10 +167,7 @@ class Run:
         drawn = draw(logits, uniforms, self._sampling)
         on_host = torch.stack([values.double() for values in drawn]).cpu()
         if not on_host.isfinite().all():
-            raise FloatingPointError(
-                "the policy's logits hold NaN or infinite values; go back to a checkpoint before it diverged, "
-                "or run it in a dtype with more range (bfloat16, float32)"
-            )
+            raise diverged()
         alive = [row for row in rows if row.finish is None]
         for row, token, logprob, entropy in zip(rows, *on_host.tolist(), strict=True):
             if row.finish is None:

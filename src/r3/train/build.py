@@ -148,7 +148,7 @@ def make_engine(config: Config, policy: Policy) -> Engine:
             return VllmServerEngine(
                 policy.base, rollout.servers, max_rows=rollout.max_rows, patience=rollout.server_patience
             )
-        if wanted == "native" or (wanted == "auto" and policy.device.type == "cuda"):
+        if wanted in ("native", "auto"):
             engine = _native(config, policy)
             if engine is not None:
                 return engine
