@@ -155,7 +155,7 @@ class StepResult:
     def stored_as(self, ids: Sequence[int]) -> StepResult:
         """The same, once the buffer has given `samples` these ids."""
         before = self.samples
-        stored = [sample.stored_as(id) for sample, id in zip(before, ids, strict=True)]
+        stored = [sample.stored_as(number) for sample, number in zip(before, ids, strict=True)]
         fresh = iter(stored)
         # A refinement is a member twice: of the group it was drawn in, and of the one that it joined.
         again = {id(old): new for old, new in zip(before, stored, strict=True)}
