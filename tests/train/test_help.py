@@ -122,7 +122,7 @@ def test_they_can_be_compared(tmp_path: Path) -> None:
         ("critique", ("method.critique.feedback=column",), "task.feedback_column"),
         ("sage", ("method.hint.max_prompt_tokens=250",), "method.hint.max_prompt_tokens=250 and rollout.max_tokens=12"),
         ("critique", ("method.critique.max_prompt_tokens=250",), "method.critique.max_prompt_tokens=250"),
-        ("luffy", ("method.demonstration.trusted=true", "task.rewards=[{function: tests.train.tiny.judge}]"),
+        ("luffy", ("method.demonstration.trusted=true", "task.rewards=[correct]"),
          "set method.demonstration.trusted=false"),
     ],
 )  # fmt: skip

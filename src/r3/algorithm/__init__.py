@@ -6,7 +6,8 @@
     ...                                              train on result.weighted: prompt, tokens, advantage, weight
 
 Our own loop and the trainers inside TRL and verl all go through these two calls, so that the order of Algorithm 1, and
-what each of its lines reads from the buffer, is written down here and nowhere else.
+what each of its lines reads from the buffer, is written down here and nowhere else. Methods that ask again in a step
+(hints, refinements) say what with `algorithm.follow_up(prompts, groups)`, between the two, until it asks nothing more.
 """
 
 from __future__ import annotations
