@@ -118,6 +118,10 @@ def answer_of(prompt: IntArray, tokens: IntArray, drawn: FloatArray | None, told
     return Answer(prompt, tokens, logprobs, None, bool(told["truncated"]), bool(told["acc"]), parts)
 
 
+def session_of(key: str) -> int:
+    return int(key.rsplit("_", 2)[1])
+
+
 class Core:
     """The method inside one of verl's trainers: its batch at hand, its buffer, its record."""
 
@@ -230,6 +234,11 @@ class Core:
                         here.joined[number, index] = key
                         joining.append(Joining(key, like, prompt, member.sample))
         return joining
+
+    def in_order(self, keys: Sequence[str]) -> list[int]:
+        """The rows as they were asked, by prompt and session; verl has them as they came, and cuts mini-batches so."""
+        places = {uid: place for place, uid in enumerate(self.batch.prompts)}
+        return sorted(range(len(keys)), key=lambda row: (places[uid_of(keys[row])], session_of(keys[row])))
 
     def filled_up(self, rows: int, workers: int) -> int:
         """How many rows that many become: mini-batches alike, of whole prompts' worth, as many rows a worker.

@@ -15,7 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from r3.integrations.common.groups import Answer
-from r3.integrations.verl.core import NO_ROUTES, Joining, Passed, answer_of, uid_of
+from r3.integrations.verl.core import NO_ROUTES, Joining, Passed, answer_of, session_of, uid_of
 from r3.method.replay import outcome_reward
 
 ANSWER = ["prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields"]
@@ -33,7 +33,7 @@ def answers(batch: KVBatchMeta) -> dict[str, dict[str, Answer]]:
     """The batch's answers, by the uid of their prompt and then by key, in the order of sessions; not yet entropies."""
     data = get(batch, ANSWER)
     by_uid: dict[str, dict[str, Answer]] = {}
-    for row, key in sorted(enumerate(batch.keys), key=lambda row_and_key: int(row_and_key[1].rsplit("_", 2)[1])):
+    for row, key in sorted(enumerate(batch.keys), key=lambda row_and_key: session_of(row_and_key[1])):
         if not key.endswith("_0") or not bool(data["response_mask"][row].all()):
             raise ValueError("R³ trains on text answered in one turn: use the agent loop single_turn_agent")
         drawn = data["rollout_log_probs"][row].numpy() if "rollout_log_probs" in data else None

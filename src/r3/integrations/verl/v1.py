@@ -62,6 +62,7 @@ class R3Trainer(PPOTrainerSync):  # type: ignore[misc]
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *more: Any, **named: Any) -> KVBatchMeta:
         self.r3.answered(transfer.answers(batch))
         batch = transfer.add(batch, self.r3.joining())
+        batch.reorder(self.r3.in_order(batch.keys))
         self._rows = len(batch)
         return super()._balance_batch(batch, metrics, *more, **named)
 
