@@ -148,7 +148,8 @@ def make_engine(config: Config, policy: Policy) -> Engine:
             return VllmServerEngine(
                 policy.base, rollout.servers, max_rows=rollout.max_rows, patience=rollout.server_patience
             )
-        if wanted in ("native", "auto"):
+        beside = rollout.ahead and policy.device.type == "cpu"  # which native cannot do: `check_ahead`
+        if wanted == "native" or (wanted == "auto" and not beside):
             engine = _native(config, policy)
             if engine is not None:
                 return engine
