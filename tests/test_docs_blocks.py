@@ -168,6 +168,7 @@ def test_the_judge_of_the_training_page() -> None:
     judge = names["close_enough"]
     assert judge("6 * 7 = 42.0004", answer="42", id="q0")
     assert not judge("6 * 7 = 42.1", answer="42", id="q0")
+    assert not judge("I do not know.", answer="42", id="q0")
 
 
 def test_the_verifiers_page_says_what_it_answers() -> None:
