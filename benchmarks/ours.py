@@ -106,7 +106,7 @@ class Forced:
     def _limits(self, request: Request, sampling: Sampling) -> tuple[int, ...]:
         known = self.lengths.get(np.ascontiguousarray(request.prompt, np.int32).tobytes())
         if known is not None:
-            return known[: request.n]  # a hard query shares its answers with its reflection prompt
+            return known[: request.n]  # a hard query's reflection may take the rest of its group's answers
         rng = np.random.default_rng(request.seed)
         return tuple(map(int, lognormal(rng, (request.n,), mean=self.mean, limit=sampling.max_tokens)))
 

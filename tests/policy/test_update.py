@@ -241,11 +241,14 @@ def test_in_half_precision_a_few_wild_tokens_do_not_condemn_a_model() -> None:
     policy.check_head()
 
 
-def test_sequences_cannot_see_each_other(batch: list[WeightedSample], tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharing", [False, True], ids=["", "prompts shared"])
+def test_sequences_cannot_see_each_other(batch: list[WeightedSample], tmp_path: Path, sharing: bool) -> None:
     """Changing one sequence of a micro-batch changes nothing in the others, to the bit."""
     policy = policy_of(tmp_path)
-    sequences = [Trajectory(w.prompt, w.sample.tokens) for w in batch[:4]]
-    changed = [sequences[0], Trajectory(sequences[1].prompt + 1, sequences[1].response[::-1].copy()), *sequences[2:]]
+    policy.shares_prompts = sharing
+    sequences = [Trajectory(batch[0].prompt if sharing else w.prompt, w.sample.tokens) for w in batch[:4]]
+    prompt = sequences[1].prompt + (0 if sharing else 1)
+    changed = [sequences[0], Trajectory(prompt, sequences[1].response[::-1].copy()), *sequences[2:]]
     with torch.no_grad():
         before = policy.statistics(sequences, temperature=1.0).logprobs_T
         after = policy.statistics(changed, temperature=1.0).logprobs_T

@@ -13,6 +13,7 @@ It is registered with transformers under the name `r3_packed` and has two forms 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,10 +48,23 @@ class Layout:
     """For the padded form: flat index of each token into [S, longest_Q]."""
     index_K: Tensor
     """For the padded form: flat index of each key into [S, longest_K]."""
+    parts: tuple[Part, ...] = ()
+    """For the padded form on a CPU: prompts and what continues them, apart, so that neither is padded to the other."""
+    back_T: Tensor | None = None
+    """Where each token is among those of the parts, one part behind the other."""
 
     @property
     def segments(self) -> int:
         return len(self.starts_Q) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some segments of a row: which tokens and which of the keys they are, and their own layout."""
+
+    token_P: Tensor
+    key_P: Tensor
+    layout: Layout
 
 
 def layout_of(
@@ -78,6 +92,7 @@ def layout_of(
         spans = [(prefix, segment) for segment, prefix in enumerate(prefixes)]
         key_K = torch.cat([torch.arange(starts[i], starts[i + 1]) for span in spans for i in span if i is not None])
         key_K, index_K = to_device(key_K, device), _indices(seen)
+    parts = _parts(lengths, seen) if key_K is not None and torch.device(device).type == "cpu" else ()
     return Layout(
         to_device(position_T, device),
         to_device(torch.tensor(starts, dtype=torch.int32), device),
@@ -87,7 +102,35 @@ def layout_of(
         key_K,
         to_device(index_Q, device),
         to_device(index_K, device),
+        parts,
+        torch.cat([part.token_P for part in parts]).argsort() if parts else None,
     )
+
+
+def _parts(lengths: Sequence[int], seen: Sequence[int]) -> tuple[Part, ...]:
+    """Segments without a prefix, then those with one; nothing where there is only one kind."""
+    plain, continued = ([s for s in range(len(seen)) if (seen[s] > lengths[s]) is kind] for kind in (False, True))
+    if not plain or not continued:
+        return ()
+    starts_Q, starts_K = ([0, *itertools.accumulate(sizes)] for sizes in (lengths, seen))
+    parts = []
+    for segments in (plain, continued):
+        token_P, key_P = (
+            torch.cat([torch.arange(starts[s], starts[s + 1]) for s in segments]) for starts in (starts_Q, starts_K)
+        )
+        own, own_seen = [lengths[s] for s in segments], [seen[s] for s in segments]
+        layout = Layout(
+            token_P,
+            torch.tensor([0, *own]).cumsum(0).int(),
+            torch.tensor([0, *own_seen]).cumsum(0).int(),
+            max(own),
+            max(own_seen),
+            None if segments is plain else key_P,
+            _indices(own),
+            _indices(own_seen),
+        )
+        parts.append(Part(token_P, key_P, layout))
+    return tuple(parts)
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:
@@ -175,6 +218,12 @@ def flash(
 def padded(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float | None, dropout: float, window: int | None
 ) -> Tensor:
+    if layout.back_T is not None:
+        outs = []
+        for part in layout.parts:
+            k, v = (x.index_select(0, part.key_P) for x in (key, value))
+            outs.append(padded(query.index_select(0, part.token_P), k, v, part.layout, scale, dropout, window))
+        return torch.cat(outs).index_select(0, layout.back_T)
     q = _unpack(query, layout.index_Q, layout.segments, layout.longest_Q)
     k, v = (_unpack(x, layout.index_K, layout.segments, layout.longest_K) for x in (key, value))
     groups = q.shape[1] // k.shape[1]
