@@ -30,7 +30,7 @@ nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3
 compare: $(READY) ## six methods, five seeds, the bundled model: about half an hour on two CPU cores; go on with it by the same
 	$(BIN)/r3 compare recipes/compare-embedded.yaml --seeds 5 --tokens 240000 --evaluations 5 --jobs 2
 
-arena: $(READY) ## every method that needs no data of its own, two tasks, rates tuned for each; go on with it by the same
+arena: $(READY) ## every method, two tasks, rates tuned for each, those with help in a table of their own; go on with it by the same
 	$(BIN)/python -m tools.arena --jobs 2
 
 results: $(READY) ## write docs/results.md, its pages and docs/pilots.md again from their raw files
@@ -72,7 +72,7 @@ $(VERL)/.ready: $(VERL_NEEDS) pyproject.toml
 
 verl-env: $(VERL)/.ready ## make .venv-verl, where the tests of the verl plugin run
 
-test-verl: verl-env ## the verl plugin in verl's own trainer, on a local Ray with stand-ins for what needs a GPU
+test-verl: verl-env ## R³ in verl's own trainers, on a local Ray with verl's FSDP2 workers and recorded answers
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out; the verifier's
 	@# tests because here it runs with another antlr4
 	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \

@@ -42,9 +42,11 @@ def is_right(prompt: str, completion: str, *, hard: float = 0.0, luck: float = 0
 
 
 def make_updater(model: Any, tokenizer: Any, tokens: int, learning_rate: float = 1e-6) -> Updater:
-    """The update over a model: AdamW with float32 masters, gradient checkpointing, packed micro-batches."""
-    settings = ModelSettings(path="random", gradient_checkpointing=True)
-    enable_checkpointing(model)
+    """The update over a model: AdamW with float32 masters, packed micro-batches, on a card gradient checkpointing."""
+    checkpointing = model.device.type == "cuda"
+    settings = ModelSettings(path="random", gradient_checkpointing=checkpointing)
+    if checkpointing:
+        enable_checkpointing(model)
     policy = Policy(model, tokenizer, settings, base=model)
     train = TrainSettings(tokens_per_microbatch=tokens, learning_rate=learning_rate)
     optimiser = Optimiser(model.parameters(), train, total_updates=100)

@@ -8,7 +8,8 @@ second step on it also answers a reflection prompt for each hard query, so its r
 - ours-grpo, ours-r3: `Trainer.train_step` with the native engine (--own-engine portable runs anywhere).
 - trl-bf16, trl-fp32: `GRPOTrainer.train()`, vLLM colocated and asleep during the update (TRL's sleep mode), log-probs
   of the rollout and its importance correction on, as is its default. See `update.py` for what the two types mean.
-- trl-generate: TRL with transformers' `generate`, all responses as long as --fixed says.
+- trl-generate: TRL with transformers' `generate`, which writes until the longest response of the batch ends; runs
+  anywhere. On a CPU neither side recomputes activations, and CPU seconds are what to compare where other work runs.
 
 The first step is not measured. Predictions: NOTES.md.
 
@@ -21,6 +22,7 @@ import argparse
 import functools
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +42,7 @@ ENGINES = ("ours-grpo", "ours-r3", "trl-bf16", "trl-fp32")
 COLUMNS = {
     "engine": "engine",
     "seconds": "seconds per step",
+    "cpu_s": "CPU seconds per step",
     "rollout_s": "rollout",
     "update_s": "update",
     "other_s": "other",
@@ -109,12 +112,13 @@ def measure_ours(options: argparse.Namespace, engine: str) -> Row:
         )
         reset_peak(options.device)
         for _ in range(options.steps):
+            before = time.process_time()
             _, metrics = trainer.train_step()
+            cpu = time.process_time() - before
             times = {key: metrics[f"seconds/{key}"] for key in ("step", "rollout", "update")}
             tokens = metrics["tokens/generated"]
-            steps.append(
-                {"seconds": times["step"], "rollout_s": times["rollout"], "update_s": times["update"], "tokens": tokens}
-            )
+            parts = {"rollout_s": times["rollout"], "update_s": times["update"]}
+            steps.append({"seconds": times["step"], "cpu_s": cpu, **parts, "tokens": tokens})
         trainer.algorithm.buffer.close()
     return row(engine, options, steps)
 
@@ -122,8 +126,6 @@ def measure_ours(options: argparse.Namespace, engine: str) -> Row:
 def measure_trl(options: argparse.Namespace, engine: str) -> Row:
     shape, work = SHAPES[options.shape], the_work(options)
     generate = engine == "trl-generate"
-    if generate and not options.fixed:
-        raise SystemExit("transformers' generate has one length for all: give --fixed TOKENS with trl-generate")
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as output:
         folder = model_folder(shape, Path(made), weights=torch.device(options.device))
         dtype = torch.float32 if engine == "trl-fp32" or options.device == "cpu" else torch.bfloat16
@@ -143,16 +145,16 @@ def measure_trl(options: argparse.Namespace, engine: str) -> Row:
         rollouts = trl_grpo.stopwatch(trainer, "_generate_single_turn", options.device)
         losses = trl_grpo.stopwatch(trainer, "_generate_and_score_completions", options.device)
         reset_peak(options.device)
-        seconds = trl_grpo.train(trainer, options.device)
-    return row(engine, options, trl_steps(seconds, rollouts, losses, work.tokens))
+        clock = trl_grpo.train(trainer, options.device)
+    return row(engine, options, trl_steps(clock, rollouts, losses, work.tokens))
 
 
-def trl_steps(seconds: list[float], rollouts: list[float], prepared: list[float], tokens: int) -> list[Row]:
+def trl_steps(clock: trl_grpo.Clock, rollouts: list[float], prepared: list[float], tokens: int) -> list[Row]:
     """`rollout` is generating, with vLLM's weight transfer, waking and sleeping; `update` all after the batch is ready;
     what lies between (rewards, padding, old log-probs) is `other`."""
     return [
-        {"seconds": whole, "rollout_s": rollout, "update_s": whole - ready, "tokens": tokens}
-        for whole, rollout, ready in zip(seconds, rollouts, prepared, strict=True)
+        {"seconds": whole, "cpu_s": cpu, "rollout_s": rollout, "update_s": whole - ready, "tokens": tokens}
+        for whole, cpu, rollout, ready in zip(clock.seconds, clock.cpu_seconds, rollouts, prepared, strict=True)
     ]
 
 

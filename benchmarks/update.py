@@ -114,7 +114,7 @@ def measure_trl(options: argparse.Namespace, engine: str) -> Row:
         )
         trainer = make_trainer(setup, model, word_tokenizer(shape.vocabulary), work, reward)
         reset_peak(options.device)
-        seconds = train(trainer, options.device)
+        seconds = train(trainer, options.device).seconds
     padded = options.prompts * options.group * (max(map(len, work.prompts)) + work.longest)
     return result(engine, work, seconds, padded * (2 if engine.endswith("old") else 1), options.device)
 

@@ -66,6 +66,8 @@ PAD, EOS = 0, 1
 SHAPES = {
     "1.5b": Shape(1536, 28, 12, 2, 8960, 151_936),  # DeepSeek-R1-Distill-Qwen-1.5B
     "7b": Shape(3584, 28, 28, 4, 18944, 152_064),  # DeepSeek-R1-Distill-Qwen-7B
+    "135m": Shape(576, 30, 9, 3, 1536, 49_152),  # SmolLM2-135M, embeddings not tied
+    "bundled": Shape(128, 4, 4, 4, 256, 101),  # the model that comes with r3
     "tiny": Shape(64, 2, 4, 2, 128, 512, 16_384),  # to try the scripts on a CPU
 }
 

@@ -195,7 +195,7 @@ def test_a_reward_of_a_module_is_found_by_the_command_from_anywhere(
     (tmp_path / "lib" / "scores_of_mine.py").write_text("def odd(completion):\n    return len(completion) % 2\n")
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))
     odd = importlib.import_module("scores_of_mine").odd
-    run = r3.train(dataset=ROWS, rewards=odd, **settings(tmp_path, train={"steps": 1}))
+    run = r3.train(dataset=ROWS, rewards=odd, **settings(tmp_path, task={"verifier": "math"}, train={"steps": 1}))
     assert run.config.task.rewards[0].function == "scores_of_mine.odd"
     run_r3("train", "--resume", run.directory, "train.steps=2")
     assert r3.Run(run.directory).step == 2

@@ -5,8 +5,10 @@
     python -m tools.arena --stages page                      the page again, from docs/results/raw/arena-*.json
 
 Made of comparisons as `r3 compare` runs them, below --out: BED/tuning, where every method meets every rate on seeds
-that the table does not have and with a smaller budget, and BED/final, where each has the rate that did best for it. The
-same command goes on where it was stopped. What is compared and what came of it stands in docs/results/arena.md.
+that the table does not have and with a smaller budget, and BED/final, where each has the rate that did best for it.
+Methods that are shown demonstrations, hints or right answers have a table of their own beside GRPO and R³, whose cells
+there are those of the sums' table. The same command goes on where it was stopped.
+What is compared and what came of it stands in docs/results/arena.md.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from r3.commands.compare import seeds as seeds_of
 from r3.compare.analysis import Comparison
 from r3.compare.plan import RATE, Plan, make_plan, save_plan
-from r3.compare.records import condense, read_records
+from r3.compare.records import Record, condense, read_records
 from r3.compare.runner import held, run_cells
 from r3.errors import FAILED, SIGNALS, ConfigError, R3Error
 from r3.method.presets import METHODS
@@ -31,10 +33,15 @@ from tools import arena_page
 BASELINE = "grpo"
 ABLATIONS = ("r3-no-replay", "r3-no-reflection", "r3-no-ranking")
 """Of R³; they have comparisons of their own."""
-NEED_DATA = ("luffy", "sage")
-"""Demonstrations or hints, which these beds do not have."""
-CHANGED = {"exgrpo-at-once": "exgrpo,method.revisit.start_at=null"}
-"""Variants beside the presets: where few answers are right ExGRPO as published would never start."""
+HELPED = ("luffy", "sage", "critique")
+"""Shown demonstrations, hints or right answers, which the others never see: they have a table of their own."""
+CHANGED = {
+    "exgrpo-at-once": "exgrpo,method.revisit.start_at=null",
+    "critique-verdict": "critique,method.critique.feedback=verdict,"
+    r'method.critique.template="{question}\nwrong: {attempt}\nretry:"',
+}
+"""Variants beside the presets: where few answers are right ExGRPO as published would never start; and critiques that
+say no more than that an answer is wrong."""
 SHARED = ("train.updates_per_batch=2",)
 """Two updates per batch: with one, no ratio ever leaves 1, and methods that differ in their clip alone are one."""
 STAGES = ("tune", "final", "page")
@@ -61,8 +68,13 @@ class Bed:
     evaluations: int = 4
     overrides: tuple[str, ...] = SHARED
     lessons: tuple[Lesson, ...] = ()
+    methods: tuple[str, ...] = ()
+    """Whose table it is; none named: all that need no help."""
+    cells: str | None = None
+    """The bed whose cells it shares, so that none is run twice; None: it has its own."""
 
 
+_SUMS = "recipes/compare-embedded.yaml"
 _WORDS = "recipes/sft-spelling-tiny.yaml"
 _TEN = "task.options={min_word_len: 10, max_word_len: 10}"
 _ANSWERS = "runs/answers-spelling-tiny"
@@ -94,7 +106,8 @@ SPELLING = (
 )
 """The commands that stand in recipes/sft-spelling-tiny.yaml."""
 BEDS = {
-    "sums": Bed("recipes/compare-embedded.yaml", tokens=120_000, tuning_tokens=60_000),
+    "sums": Bed(_SUMS, tokens=120_000, tuning_tokens=60_000),
+    "sums-with-help": Bed(_SUMS, tokens=120_000, tuning_tokens=60_000, methods=(BASELINE, "r3", *HELPED), cells="sums"),
     "spelling": Bed("recipes/spelling-tiny.yaml", tokens=200_000, tuning_tokens=80_000, lessons=SPELLING),
 }
 
@@ -107,8 +120,16 @@ class Stopped(Exception):
 
 
 def contestants() -> list[str]:
-    """All presets that need no data beyond the beds', the baseline first."""
-    return [*(name for name in METHODS if name not in (*ABLATIONS, *NEED_DATA)), *CHANGED]
+    """All presets that are shown nothing that the others are not, the baseline first."""
+    return [*(name for name in METHODS if name not in (*ABLATIONS, *HELPED)), *CHANGED]
+
+
+def methods_of(bed: Bed, named: Sequence[str] | None) -> list[str]:
+    """Whose table it is: the bed's own methods, or those of them that the command line names."""
+    own = list(bed.methods or contestants())
+    if named is None:
+        return own
+    return [name for name in named if name in (own if bed.methods else [*contestants(), *ABLATIONS])]
 
 
 def teach(bed: Bed) -> None:
@@ -187,7 +208,10 @@ def run(plan: Plan, out: Path, jobs: int) -> int:
 
 def compete(name: str, bed: Bed, chosen: argparse.Namespace) -> int:
     """Tune and compare on one bed, as far as the stages say; how many final cells failed."""
-    out, methods = chosen.out / name, chosen.methods
+    out, methods = chosen.out / (bed.cells or name), methods_of(bed, chosen.methods)
+    if methods == [BASELINE]:
+        _say(f"{name}: none of --methods is in its table")
+        return 0
     teach(bed)
     if "tune" in chosen.stages:
         _say(f"{name}: learning rates")
@@ -198,11 +222,20 @@ def compete(name: str, bed: Bed, chosen: argparse.Namespace) -> int:
     if "final" not in chosen.stages:
         return 0
     failed = run(final_plan(bed, tuning["chosen"], chosen.seeds), out / "final", chosen.jobs)
-    plan, records = read_records(out / "final")
+    plan, records = of_table(*read_records(out / "final"), methods, chosen.seeds)
     path = chosen.results / "raw" / f"{arena_page.PREFIX}{name}.json"
     condense({**plan, "commit": _commit(), "tuning": tuning}, records, path)
     _say(f"{path}: {len(records)} cells")
     return failed
+
+
+def of_table(
+    plan: dict[str, Any], records: Sequence[Record], methods: Sequence[str], seeds: Sequence[int]
+) -> tuple[dict[str, Any], list[Record]]:
+    """A comparison without the cells that other tables share its folder for."""
+    variants = {name: plan["variants"][name] for name in methods}
+    kept = [record for record in records if record.variant in variants and record.seed in seeds]
+    return {**plan, "variants": variants, "seeds": list(seeds)}, kept
 
 
 def _commit() -> str:
@@ -220,7 +253,7 @@ def options() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--beds", default=",".join(BEDS), metavar="A,B", help=f"of {', '.join(BEDS)} (all)")
-    add("--methods", default=",".join(contestants()), metavar="A,B", help="all that need no data of their own")
+    add("--methods", metavar="A,B", help="presets and variants, each in the tables that it belongs to (all)")
     add("--stages", default=",".join(STAGES), metavar="A,B", help=f"of {', '.join(STAGES)} (all)")
     add("--seeds", type=seeds_of, default=range(20, 28), metavar="A-B", help="of the table (20-27)")
     add("--tuning-seeds", type=seeds_of, default=range(100, 102), metavar="A-B", help="of the rates (100-101)")
@@ -252,15 +285,11 @@ def bed_of(name: str, chosen: argparse.Namespace) -> Bed:
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options().parse_args(arguments)
     try:
-        chosen.beds, chosen.methods, chosen.stages = (
-            _known(text, known, option)
-            for text, known, option in (
-                (chosen.beds, BEDS, "--beds"),
-                (chosen.methods, (*METHODS, *CHANGED), "--methods"),
-                (chosen.stages, STAGES, "--stages"),
-            )
-        )
-        if BASELINE not in chosen.methods:
+        chosen.beds = _known(chosen.beds, BEDS, "--beds")
+        chosen.stages = _known(chosen.stages, STAGES, "--stages")
+        if chosen.methods is not None:
+            chosen.methods = _known(chosen.methods, (*METHODS, *CHANGED), "--methods")
+        if chosen.methods is not None and BASELINE not in chosen.methods:
             raise ConfigError(f"--methods: {BASELINE} must be among them, since all others are measured against it")
         if chosen.jobs < 1:
             raise ConfigError(f"--jobs {chosen.jobs}: at least 1")

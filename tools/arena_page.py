@@ -21,13 +21,21 @@ from tools.sentences import rewritten
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PREFIX = "arena-"
-"""Of the raw files, one for each bed: they are condensed comparisons, with what the tuning found in the plan."""
+"""Of the raw files, one for each table: they are condensed comparisons, with what the tuning found in the plan."""
 MARK = "<!-- What follows is made by tools/arena_page.py from raw/arena-*.json: edit above, then `make results`. -->"
 FIGURE = "arena.svg"
 TITLES = {
     "sums": "Sums of 9 and 10 terms, bundled model",
+    "sums-with-help": "The same sums, with demonstrations, hints and right answers shown",
     "spelling": "Spelling words of ten letters backward, tiny model",
 }
+NOTES = {
+    "sums-with-help": "LUFFY trains on a right working of every sum, SAGE shows the first steps of one where a group "
+    "solved none, Critique-GRPO the right result behind a wrong answer. GRPO and R³ see none of it, nor do the other "
+    "methods of this page: the rows say what such help is worth here, not which method makes more of the same data. "
+    "The rows of GRPO and R³ are those of the table above; Holm's correction is over this table's comparisons alone."
+}
+"""What to know before a table is read."""
 SIGNIFICANT = 0.05
 
 
@@ -58,15 +66,16 @@ def page(old: str, found: dict[str, Comparison]) -> str:
     parts = [old.partition(MARK)[0].strip(), MARK]
     parts += [f"![Final pass@1 of every method, with 95 % intervals]({FIGURE})"] if found else ["Not run yet."]
     for name, comparison in found.items():
-        parts += _bed(title_of(name), comparison)
+        parts += _bed(title_of(name), comparison, NOTES.get(name))
     return rewritten("\n\n".join(parts) + "\n")
 
 
-def _bed(title: str, c: Comparison) -> list[str]:
+def _bed(title: str, c: Comparison, note: str | None) -> list[str]:
     table, rates = outcome_table(c), rates_table(c)
     return [
         f"## {title}",
         _setting(c),
+        *([] if note is None else [note]),
         markdown_table(table),
         table.note,
         f"### {rates.title}",

@@ -79,9 +79,10 @@ def own_engine(model: Any, family: str, max_rows: int) -> Any:
         from r3.rollout.native import NativeEngine
     except ImportError as error:
         raise NotMeasured(f"r3's native engine is not there ({error}); leave it out with --engines") from None
-    if not torch.cuda.is_available():
-        raise NotMeasured("the native engine needs a CUDA card; take --engines portable")
-    return NativeEngine(model, max_rows=max_rows, compile=True)
+    try:
+        return NativeEngine(model, max_rows=max_rows, compile=model.device.type == "cuda")
+    except ValueError as error:
+        raise NotMeasured(f"{error}; take --engines portable") from None
 
 
 class Transformers(Generator):

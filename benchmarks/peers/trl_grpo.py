@@ -3,7 +3,7 @@
 Three ways to feed it. `given`: TRL's `rollout_func` hands it given completions, so that only its update is timed (with
 its decoding of the texts and its rewards, which are cheap). `vllm`: TRL generates with vLLM in its own process, asleep
 during the update; every response is given its length by a sampling parameter, as in the other engines. `transformers`:
-TRL's own default, all responses of one length.
+TRL's own default; the end of text is forced where a response's length says, and the batch runs until its longest ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
 from transformers import TrainerCallback
 
 from harness import NotMeasured, synchronise, timed
-from work import Work
+from work import EOS, Work
 
 Reward = Callable[[str, str], float]
 """Of a prompt's and a completion's text."""
@@ -71,7 +72,7 @@ def make_trainer(setup: TrlSetup, model: Any, tokenizer: Any, work: Work, reward
         temperature=1.0,
         bf16=setup.device.startswith("cuda"),
         use_cpu=not setup.device.startswith("cuda"),
-        gradient_checkpointing=True,
+        gradient_checkpointing=setup.device.startswith("cuda"),  # as ours: memory is what a CPU has
         gradient_checkpointing_kwargs={"use_reentrant": False},
         logging_strategy="no",
         save_strategy="no",
@@ -92,6 +93,8 @@ def make_trainer(setup: TrlSetup, model: Any, tokenizer: Any, work: Work, reward
     )
     if setup.generate == "vllm":
         _force_lengths(trainer, work)
+    elif setup.generate == "transformers":
+        _force_ends(trainer, work)
     elif setup.old_logprobs:
         # The switch that its vLLM path turns on; nothing else of that path runs, for the rollouts are given.
         trainer.use_vllm = True
@@ -101,9 +104,7 @@ def make_trainer(setup: TrlSetup, model: Any, tokenizer: Any, work: Work, reward
 
 
 def _generation_settings(setup: TrlSetup, work: Work) -> dict[str, Any]:
-    if setup.generate == "transformers":
-        return {"generation_kwargs": {"min_new_tokens": setup.limit}}
-    if setup.generate == "given":
+    if setup.generate != "vllm":
         return {}
     return {
         "use_vllm": True,
@@ -167,29 +168,51 @@ def _force_lengths(trainer: Any, work: Work) -> None:
     llm.generate = generate
 
 
+def _force_ends(trainer: Any, work: Work) -> None:
+    """Have transformers' `generate` write the end of text where each response's length says, and not before."""
+    original = trainer.model.generate
+
+    def generate(input_ids: Any, attention_mask: Any, **options: Any) -> Any:
+        pairs = zip(work.prompts, work.lengths, strict=True)
+        left = {tuple(prompt.tolist()): list(lengths) for prompt, lengths in pairs}
+        prompts = [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
+        ends = torch.tensor([left[tuple(prompt)].pop(0) for prompt in prompts], device=input_ids.device)
+
+        def force(tokens: Any, scores: Any) -> Any:
+            over = tokens.shape[1] - input_ids.shape[1] + 1 >= ends
+            scores[:, EOS] = torch.where(over, torch.inf, -torch.inf)
+            return torch.where(over[:, None] & (scores != torch.inf), -torch.inf, scores.clamp(max=1e4))
+
+        return original(input_ids=input_ids, attention_mask=attention_mask, logits_processor=[force], **options)
+
+    trainer.model.generate = generate
+
+
 class Clock(TrainerCallback):
     """Seconds of every optimiser step, from its first micro-batch (and so its generation) to its end."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         synchronise(self.device)
-        self.started = time.perf_counter()
+        self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         synchronise(self.device)
         self.seconds.append(time.perf_counter() - self.started)
+        self.cpu_seconds.append(time.process_time() - self.cpu_started)
 
 
-def train(trainer: Any, device: str) -> list[float]:
-    """Run it; seconds of each step."""
+def train(trainer: Any, device: str) -> Clock:
+    """Run it; the clock has the seconds of each step."""
     clock = Clock(device)
     trainer.add_callback(clock)
     total = timed(device, trainer.train)
     assert clock.seconds, f"TRL made no step in {total:.1f} s"
-    return clock.seconds
+    return clock
 
 
 def stopwatch(owner: Any, method: str, device: str) -> list[float]:

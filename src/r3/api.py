@@ -57,15 +57,17 @@ def train(
         return _resumed(resume, recipe, dataset, heldout, overrides, given, callbacks, allow_changed_data)
     if allow_changed_data:
         raise ConfigError("allow_changed_data is for resume: a new run takes the data as it is")
-    from r3.config import load_config
+    from r3.config import load_config, tell_without_effect
 
     source = Path(recipe) if isinstance(recipe, str) else recipe
     if dataset is None:
         if heldout is not None:
             raise ConfigError("heldout=… goes with dataset=…; for data in files set task.path and task.heldout_path")
         config = _finding(given, load_config(source, overrides))
+        tell_without_effect(config, overrides)
         return _trained(config, None, given, callbacks)
     with _kept(source, overrides, dataset, heldout) as config:
+        tell_without_effect(config, overrides)
         return _trained(_finding(given, config), None, given, callbacks)
 
 
@@ -146,7 +148,7 @@ class Run:
 
         config, policy = self.config, self.policy
         sampling = Sampling(
-            max_tokens=config.rollout.max_tokens,
+            max_tokens=config.evaluation_limit,
             stop_tokens=policy.stop_tokens,
             temperature=config.evaluate.temperature if temperature is None else temperature,
         )

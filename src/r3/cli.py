@@ -34,7 +34,7 @@ COMMANDS = {
     "view": "look at runs in a browser: curves, groups, samples, buffer",
     "show": "look at a run in the terminal",
     "doctor": "what is installed and usable here, for bug reports",
-    "completion": "completion for bash and zsh",
+    "completion": "completion for bash, zsh and fish",
 }
 """Each is a module of r3.commands, which says what its options are and what it does."""
 

@@ -7,6 +7,7 @@ Unknown keys are refused with the nearest valid one, bad values with the reason;
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 from r3.train.settings import TrainSettings
 
+log = logging.getLogger(__name__)
 Tree = TypeVar("Tree", bound=BaseModel)
 
 
@@ -86,6 +88,16 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _what_is_trusted_needs_no_scores(self) -> Config:
+        demonstration = self.method.demonstration
+        if demonstration.enabled and demonstration.trusted and self.task.rewards:
+            raise ValueError(
+                "method.demonstration.trusted takes demonstrations for right unseen, and task.rewards has to see an "
+                "answer to score it: set method.demonstration.trusted=false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_needs_an_end(self) -> Config:
         if self.train.tokens is not None and self.train.decay != "constant":
             raise ValueError(
@@ -110,7 +122,12 @@ class Config(Settings):
         ranking = self.method.ranking
         if ranking.limit is None:
             ranking = ranking.model_copy(update={"limit": self.rollout.max_tokens})
-        method = self.method.model_copy(update={"objective": objective, "ranking": ranking})
+        demonstration = self.method.demonstration
+        if demonstration.max_tokens is None:
+            demonstration = demonstration.model_copy(update={"max_tokens": self.rollout.max_tokens})
+        method = self.method.model_copy(
+            update={"objective": objective, "ranking": ranking, "demonstration": demonstration}
+        )
         reward = self.reward
         if self.task.rewards and reward.length_bonus == "auto":  # the bonus is a part of the paper's own reward
             reward = reward.model_copy(update={"length_bonus": False})
@@ -133,10 +150,29 @@ def load_config(recipe: Path | Mapping[str, Any] | None, overrides: Iterable[str
     elif recipe is not None:
         given = copy.deepcopy(dict(recipe))
     else:
-        given = {} if {key for key, _ in settings} & {"model.path", "task.name"} else embedded_recipe()
+        given = {} if {key for key, _ in settings} & {"model.path", "task.name", "task"} else embedded_recipe()
     for key, value in settings:
         set_value(given, key, value)
     return _with_folders(validate(given), recipe if isinstance(recipe, Path) else None)
+
+
+def tell_without_effect(config: Config, overrides: Iterable[str | tuple[str, Any]]) -> None:
+    """A warning for every setting that was asked for in a section that is off, such as replay.k under method=grpo."""
+    for given in overrides:
+        key, _ = split_override(given) if isinstance(given, str) else given
+        *above, last = key.split(".")
+        section: Any = config
+        for depth, name in enumerate(above, 1):
+            section = getattr(section, name, None)
+            if getattr(section, "enabled", True) is False and last != "enabled":
+                switch = ".".join(above[:depth])
+                log.warning(
+                    "%s has no effect: %s is off (method=%s); set %s=on, or leave it out",
+                    key,
+                    switch,
+                    config.method.name,
+                    switch,
+                )
 
 
 def _with_folders(config: Config, recipe: Path | None) -> Config:
@@ -236,6 +272,8 @@ def set_value(given: dict[str, Any], key: str, value: Any) -> None:
         branch = below
     if isinstance(value, str) and _names_a_preset(given, [*sections, last], value):
         return
+    if key == "task" and isinstance(value, str):
+        branch.setdefault("task", {})  # a family by its name, whatever stood there before
     if isinstance(branch.get(last), dict) and not isinstance(value, dict):
         branch[last]["enabled" if isinstance(value, bool) else "name"] = value
     else:

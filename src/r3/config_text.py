@@ -13,7 +13,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from yaml.nodes import Node
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from r3.errors import ConfigError
 
@@ -135,7 +135,7 @@ def describe(config: BaseModel, indent: str = "", *, beside: BaseModel | None = 
         other = None if beside is None else getattr(beside, name)
         if isinstance(value, BaseModel) and type(other) is not type(value):  # another kind of section is all different
             other = None
-        if beside is not None and value == other:
+        if beside is not None and value == other and name != "enabled":  # a section with changes says whether it acts
             continue
         if isinstance(value, BaseModel):
             help_text = (type(value).__doc__ or "").split("\n")[0]
@@ -161,9 +161,22 @@ MOST_ALIASES = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with a limit on aliases, which a recipe hardly needs."""
+    """The safe loader with a limit on aliases, which a recipe hardly needs, and none of two keys passed over."""
 
     aliases = 0
+
+    def compose_mapping_node(self, anchor: Any) -> MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, ScalarNode) or key.value == "<<":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                where = f"in lines {lines[key.value]} and {line}" if lines[key.value] != line else f"in line {line}"
+                raise ConfigError(f"{key.value} is there twice, {where}: the second would replace the first; join them")
+            lines[key.value] = line
+        return node
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         if self.check_event(yaml.AliasEvent):

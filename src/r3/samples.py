@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
-ContextKind = Literal["plain", "reflection"]
+ContextKind = Literal["plain", "reflection", "hint", "critique"]
+CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
+"""In the order of their numbers in a buffer: only ever added to."""
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -70,17 +72,21 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The prompt a sample was drawn under: the plain query, or the query with a past failure shown (ISR)."""
+    """The prompt a sample was drawn under: the plain query, or the query with something shown beside it.
+
+    That is a past failure (ISR), a hint from the data (SAGE), or a failure of the same step with what was said of it
+    (Critique-GRPO).
+    """
 
     kind: ContextKind = "plain"
     shown: int | None = None
     """Buffer id of the past sample that a reflection prompt showed."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("plain", "reflection"):
-            raise ValueError(f"context kind must be 'plain' or 'reflection', not {self.kind!r}")
-        if self.kind == "plain" and self.shown is not None:
-            raise ValueError("a plain context shows no past sample; use kind='reflection' or shown=None")
+        if self.kind not in CONTEXT_KINDS:
+            raise ValueError(f"context kind must be one of {', '.join(CONTEXT_KINDS)}, not {self.kind!r}")
+        if self.kind != "reflection" and self.shown is not None:
+            raise ValueError(f"a {self.kind} context shows no past sample; use kind='reflection' or shown=None")
 
 
 PLAIN = Context()
@@ -221,6 +227,8 @@ class Group:
     """For a reflection group: the plain prompt's ids, for training its answers under the plain query."""
     revisited: bool = False
     """Whether the query was asked before its turn (`revisit`)."""
+    follows: int | None = None
+    """Of a group that was asked for after the first answers: the index in the step of the plain group it helps."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", tuple(self.samples))

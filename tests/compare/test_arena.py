@@ -22,14 +22,15 @@ from r3.compare.runner import Outcome, cells_of
 from r3.method.presets import METHODS
 
 BEST = {"grpo": 1e-4, "maxrl": 3e-4, "rl-zvp": 3e-5}
-STRENGTH = {"grpo": 0.3, "maxrl": 0.6, "rl-zvp": 0.3}
+STRENGTH = {"grpo": 0.3, "maxrl": 0.6, "rl-zvp": 0.3, "luffy": 0.5, "sage": 0.4}
+HELPED = {"luffy": 1e-4, "sage": 3e-4}
 PROBLEMS, K = 8, 16
 
 
 def made_up(variant: str, seed: int, rate: float, tokens: int, command: str) -> Record:
     """A cell that ends where the method's strength is, less what a wrong rate costs and plus a little by seed."""
     method = variant.partition("-at-")[0]
-    final = STRENGTH[method] * (1 if rate == BEST[method] else 0.5)
+    final = STRENGTH[method] * (1 if rate == {**BEST, **HELPED}[method] else 0.5)
     evaluations = []
     for place, share in enumerate((0.0, 0.5, 1.0)):
         right = [round(K * (0.05 + share * final)) + (seed + problem + place) % 2 for problem in range(PROBLEMS)]
@@ -90,13 +91,16 @@ def results(folder: Path) -> Path:
 
 def test_every_preset_competes_unless_it_is_said_why_not() -> None:
     assert arena.contestants()[0] == "grpo"
-    assert set(METHODS) - set(arena.contestants()) <= {*arena.ABLATIONS, *arena.NEED_DATA}
+    assert set(METHODS) - set(arena.contestants()) == {*arena.ABLATIONS, *arena.HELPED}
+    assert set(arena.methods_of(arena.BEDS["sums-with-help"], None)) == {"grpo", "r3", *arena.HELPED}
 
 
-def test_beds_and_rates_of_all_methods_are_plans_that_can_run() -> None:
-    bed = arena.BEDS["sums"]
-    plan = arena.tuning_plan(bed, arena.contestants(), [100, 101])
-    assert len(plan.cells) == 2 * 3 * len(arena.contestants())
+@pytest.mark.parametrize("name", arena.BEDS)
+def test_beds_and_rates_of_all_methods_are_plans_that_can_run(name: str) -> None:
+    bed = arena.BEDS[name]
+    methods = arena.methods_of(bed, None)
+    plan = arena.tuning_plan(bed, methods, [100, 101])
+    assert len(plan.cells) == 2 * 3 * len(methods)
     rates = {plan.config(variant).train.learning_rate for variant in plan.variants}
     assert rates == set(bed.rates)
     assert {plan.config(variant).train.updates_per_batch for variant in plan.variants} == {2}
@@ -162,12 +166,44 @@ def test_a_rate_that_failed_is_not_taken_and_a_cell_that_failed_is_told(
     assert "**Not finished:** rl-zvp seed 2." in (folder / "arena.md").read_text()
 
 
+def test_methods_with_help_have_a_table_of_their_own_and_share_cells(tmp_path: Path, runner: Runner) -> None:
+    folder = results(tmp_path)
+    for beds in ("sums", "sums-with-help", "sums,sums-with-help"):  # whatever is run first, and all of it again
+        methods = ",".join([*BEST, *HELPED])
+        assert arena.main([*command(tmp_path), "--beds", beds, "--methods", methods]) == 0
+        assert len(runner.ran) == len(set(runner.ran))
+    assert len(runner.ran) == 5 * 3 * 2 + 5 * 4
+    found = arena_page.beds(folder)
+    assert {name: set(c.names) for name, c in found.items()} == {
+        "sums": set(BEST),
+        "sums-with-help": {"grpo", *HELPED},
+    }
+    assert {name: c.plan["variants"][name][RATE] for c in found.values() for name in c.names} == {**BEST, **HELPED}
+    alone, helped = found.values()
+    assert [r.as_dict() for r in alone.records["grpo"]] == [r.as_dict() for r in helped.records["grpo"]]
+    assert arena_page.tests_of(helped)["luffy"][1] >= arena_page.tests_of(helped)["luffy"][0].p_t
+    text = (folder / "arena.md").read_text()
+    sums, with_help = text.split("## The same sums, with demonstrations")
+    assert "| luffy |" not in sums
+    assert "| maxrl |" not in with_help
+    assert "LUFFY trains on a right working of every sum" in " ".join(with_help.split())
+
+
+def test_a_table_without_any_of_the_named_methods_is_left_out(
+    tmp_path: Path, runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = results(tmp_path)
+    assert arena.main([*command(tmp_path), "--beds", "sums,sums-with-help", "--methods", "grpo,maxrl"]) == 0
+    assert "sums-with-help: none of --methods is in its table" in capsys.readouterr().out
+    assert list(arena_page.beds(folder)) == ["sums"]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--methods", "r3"], "grpo must be among them"),
         (["--methods", "grpo,r4"], "--methods: no 'r4'; there are grpo"),
-        (["--beds", "moon"], "--beds: no 'moon'; there are sums, spelling"),
+        (["--beds", "moon"], "--beds: no 'moon'; there are sums, sums-with-help, spelling"),
         (["--stages", "all"], "--stages: no 'all'"),
         (["--jobs", "0"], "--jobs 0"),
     ],

@@ -123,7 +123,9 @@ def test_what_is_no_claim_is_refused(claim: str, told: str, tmp_path: Path, caps
 
 
 def test_a_new_comparison_refuses_it_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [text for text in overrides(tmp_path) if not text.startswith(("run.dir", "run.seed", "method="))]
+    settings = [
+        text for text in overrides(tmp_path) if not text.startswith(("run.dir", "run.seed", "train.epochs", "method="))
+    ]
     budget = ["--tokens", "900", "--methods", "grpo,r3", "--out", str(tmp_path / "out")]
     assert main(["compare", *settings, *budget, "--claim", "r3 > dapo"]) == 2
     assert "dapo is none of the variants: grpo, r3" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from r3.view.columns import MetricsTail
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900
-OWN = ("run.dir", "run.seed", "method=")
+OWN = ("run.dir", "run.seed", "train.epochs", "method=")
 
 
 def settings(folder: Path) -> list[str]:

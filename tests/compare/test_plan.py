@@ -177,3 +177,19 @@ def test_seeds_and_variants_may_join_and_nothing_else_may_change(tmp_path: Path)
         assert said in str(refusal.value)
         assert "choose another --out" in str(refusal.value)
     assert json.loads((tmp_path / "raw" / "plan.json").read_text()) == saved
+
+
+@pytest.mark.parametrize(
+    ("override", "option"),
+    [
+        ("train.steps=50", "--tokens"),
+        ("train.epochs=2", "--tokens"),
+        ("train.tokens=5000", "--tokens"),
+        ("evaluate.every_tokens=10", "--evaluations"),
+        ("run.seed=3", "--seeds"),
+        ("run.dir=mine", "--out"),
+    ],
+)
+def test_what_the_plan_would_replace_is_refused(override: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{override} would not act: {option} says that for every cell"):
+        plan(overrides=[override])

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from r3.commands.eval import run
 from r3.errors import ConfigError, TaskError
@@ -123,6 +125,34 @@ def test_saved_responses_of_any_model(tmp_path: Path) -> None:
     assert task["reasons"] == {"match": 60, "different": 60}
     own = evaluated(tmp_path / "again", *options[:1], tmp_path / "out" / "responses.jsonl", *options[2:])
     assert own["tasks"] == found["tasks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "problems"), [("hmmt25", "HMMT25", 30), ("brumo25", "BRUMO25", 30), ("cmimc25", "CMIMC25", 40)]
+)
+def test_sets_of_2025_are_known_by_name_once_their_file_is_there(
+    tmp_path: Path, name: str, title: str, problems: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In MathArena's own columns, which have no id."""
+    rows = [
+        {"problem_idx": i, "problem": f"Compute {i} + {i}.", "answer": str(2 * i), "problem_type": ["Algebra"]}
+        for i in range(1, problems + 1)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"eval_{name}.parquet")
+    answers = tmp_path / "answers.jsonl"
+    right = [{"problem": row["problem"], "response": rf"\boxed{{{row['answer']}}}"} for row in rows[:10]]
+    wrong = [{"problem": row["problem"], "response": r"\boxed{-1}"} for row in rows[10:]]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in right + wrong))
+    asked = ["--responses", answers, "--tasks", name, "--data", tmp_path, "--samples", "1"]
+    found = evaluated(tmp_path / "out", *asked)
+    assert found["tasks"][name]["problems"] == problems
+    assert found["tasks"][name]["pass@k"]["1"]["value"] == pytest.approx(10 / problems)
+    assert f"| {title}" in capsys.readouterr().out
+    parquet.write_table(pyarrow.Table.from_pylist(rows[1:]), tmp_path / f"eval_{name}.parquet")
+    with pytest.raises(TaskError, match=f"{problems - 1} rows, but {name} has {problems}"):
+        evaluated(tmp_path / "again", *asked)
+    with pytest.raises(TaskError, match=f"holds no eval_{name}.*MathArena"):
+        evaluated(tmp_path / "again", *asked[:4], "--data", tmp_path / "nowhere")
 
 
 def test_the_maths_grader_sees_through_other_ways_to_write_an_answer(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = [f"{{function: tests.evaluate.test_eval_run.{name}, weight: 2}}" for name in ("graded", "brief")]
     rewards = [f"task.rewards=[{', '.join(named)}]", "task.outcome=graded", "task.right_above=0.3"]
     asked = "task.template='{id}: {question}'"
-    run_r3("train", "--quiet", *overrides(folder, train__epochs=2, run__keep_checkpoints=9), *rewards, asked)
+    settings = overrides(folder, train__epochs=2, run__keep_checkpoints=9)
+    own = [setting for setting in settings if not setting.startswith("task.verifier")]
+    run_r3("train", "--quiet", *own, *rewards, asked)
     assert RunFiles(folder / "run").checkpoints.steps() == [2, 4]
     return folder / "run"
 
@@ -106,7 +108,7 @@ def test_another_judge_template_and_set(run: Path, tmp_path: Path) -> None:
         (["embedded", "--tasks", "task"], 2, "give the directory of a run as MODEL"),
         (["RUN", "--judge", "no.such.judge"], 2, "no.such.judge: cannot import it"),
         (["RUN", "--system", "Be brief."], 2, "system and chat_options are for chats, and chat=false"),
-        (["RUN", "--template", "{quetion}"], 2, "task.template asks for {quetion}"),
+        (["RUN", "--template", "{question} {levl}"], 2, "task.template asks for {levl}"),
         (["RUN", "--question-column", "nothing"], 2, "nothing in column 'nothing'"),
     ],
 )

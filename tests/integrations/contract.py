@@ -35,6 +35,13 @@ REFLECTION = {"max_prompt_tokens": 200, "template": "{question} NOT {attempt} BU
 # Rewards are exact in float32, which is what TRL hands rewards on in.
 LENGTH_LIMIT = 16
 SEED = 5
+# The advantages of newer presets in R³'s groups: what MaxRL and REINFORCE++ divide by. Ranking rewards have no place in
+# a mean (MaxRL refuses them).
+VARIANTS: dict[str, dict[str, Any]] = {
+    "r3": {},
+    "maxrl": {"advantage.scale": "mean", "ranking.enabled": False},
+    "reinforce++": {"advantage.scale": "batch_std"},
+}
 
 
 def queries() -> list[Query]:
@@ -112,6 +119,11 @@ class Judged:
         return PlainJudge(lambda query, text: Verdict(judge(text, query.answer), ""))
 
 
+def run_variant(folder: Path, variant: str) -> list[StepResult]:
+    """The recording through our own loop, under one of `VARIANTS`."""
+    return run_loop(folder, **{f"method.{key}".replace(".", "__"): value for key, value in VARIANTS[variant].items()})
+
+
 def run_loop(folder: Path, **changed: Any) -> list[StepResult]:
     """The recording through `r3.train.loop.Trainer`, with other settings if need be."""
     from r3.algorithm import Algorithm
@@ -156,7 +168,7 @@ def rewarded(completions: list[str], completion_ids: list[list[int]], answer: li
     return [r * (1 + max(0.0, 1 - len(ids) / LENGTH_LIMIT)) for r, ids in zip(right, completion_ids, strict=True)]
 
 
-def run_trl(folder: Path) -> list[StepResult]:
+def run_trl(folder: Path, variant: str = "r3") -> list[StepResult]:
     """The recording through `R3Trainer.train()`."""
     from datasets import Dataset
 
@@ -184,7 +196,7 @@ def run_trl(folder: Path) -> list[StepResult]:
             return batch
 
     own = {"per_device_train_batch_size": BATCH * GROUP, "gradient_accumulation_steps": 1, "num_generations": GROUP}
-    method = {"reflection": REFLECTION, "ranking.peak_fraction": 0.25}
+    method = {"reflection": REFLECTION, "ranking.peak_fraction": 0.25, **VARIANTS[variant]}
     args = R3Config(
         **settings(
             folder,
@@ -254,4 +266,11 @@ def run_verl(folder: Path) -> list[StepResult]:
     """The recording through `python -m verl.trainer.main_ppo`, in a folder that other tests look at too."""
     from tests.integrations.verl import running
 
-    return list(running.steps(running.whole()).values())
+    return list(running.steps(running.whole("v1")).values())
+
+
+def run_verl_v0(folder: Path) -> list[StepResult]:
+    """The same through verl's V0 trainer, in two halves."""
+    from tests.integrations.verl import running
+
+    return list(running.steps(running.whole("v0")).values())

@@ -12,7 +12,7 @@ from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
 from tests.integrations import contract
 
-RUNNERS = {"trl": contract.run_trl, "verl": contract.run_verl}
+RUNNERS = {"trl": contract.run_trl, "verl": contract.run_verl, "verl's V0": contract.run_verl_v0}
 NEEDS = {"trl": "pip install 'r3-rl[trl]'", "verl": "make test-verl"}
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own deprecations are theirs
 
@@ -32,9 +32,24 @@ def test_the_recording_calls_on_all_three_mechanisms(ours: tuple[Path, list[Step
 
 @pytest.mark.parametrize("trainer", RUNNERS)
 def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], trainer: str) -> None:
-    pytest.importorskip(trainer, reason=f"needs {trainer}: {NEEDS[trainer]}")
+    library = trainer.split("'")[0]
+    pytest.importorskip(library, reason=f"needs {library}: {NEEDS[library]}")
     folder, expected = ours
-    found = RUNNERS[trainer](folder)
+    agree(RUNNERS[trainer](folder), expected)
+
+
+@pytest.mark.parametrize("variant", ["maxrl", "reinforce++"])
+def test_advantages_of_newer_methods_are_the_same_in_trl(tmp_path: Path, variant: str) -> None:
+    pytest.importorskip("trl", reason=f"needs trl: {NEEDS['trl']}")
+    expected = contract.run_variant(tmp_path, variant)
+    agree(contract.run_trl(tmp_path, variant), expected)
+    plain = contract.run_loop(tmp_path)
+    others = [mixed.advantages for result in plain for mixed in result.groups]
+    assert [mixed.advantages for result in expected for mixed in result.groups] != others
+
+
+def agree(found: list[StepResult], expected: list[StepResult]) -> None:
+    """The same groups, members, rewards and advantages."""
     assert len(found) == len(expected)
     for number, (theirs, own) in enumerate(zip(found, expected, strict=True)):
         assert theirs.counts == own.counts, number

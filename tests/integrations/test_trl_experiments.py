@@ -103,6 +103,9 @@ def test_overrides_without_effect_are_refused(tmp_path: Path) -> None:
         ({"reflection.budget": "shared"}, "TRL's groups have one size"),
         ({"replay.ratio": "first_replayed"}, r"replay\.max_repeats"),
         ({"replay.mode": "replace"}, "are of r3 train alone"),
+        ({"demonstration.enabled": True}, r"demonstration \(luffy\) trains on rows of the data"),
+        ({"hint.enabled": True}, "ask again within a step, and TRL's step generates once"),
+        ({"critique.enabled": True}, "ask again within a step, and TRL's step generates once"),
         ({"objective.correction": "recomputed"}, "objective.correction is TRL's to set"),
     ],
 )

@@ -78,6 +78,15 @@ def test_run_script_checks_the_plugin_and_starts_verl_with_whole_paths(tmp_path:
     assert run == " ".join(expected)
 
 
+def test_run_script_starts_verls_v0_trainer(tmp_path: Path) -> None:
+    done = start(tmp_path, "deepscaler-7b", R3_VERL_TRAINER="v0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("-m r3.integrations.verl.v0 --config-path")
+    done = start(tmp_path, "deepscaler-7b", R3_VERL_TRAINER="v2")
+    assert done.returncode == 2
+    assert "R3_VERL_TRAINER=v2: there are v1 and v0" in done.stderr
+
+
 def test_run_script_stops_where_verl_would_go_on_without_the_plugin(tmp_path: Path) -> None:
     done = start(tmp_path, "deepscaler-7b", FAIL="r3.integrations.verl")
     assert (done.returncode, "main_ppo" in done.stdout) == (1, False)

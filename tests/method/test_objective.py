@@ -30,29 +30,42 @@ VARIANTS = [
 ]
 
 
+# Where each sequence of a batch comes from, and whether it was drawn under another prompt.
+SEQUENCES = [
+    *[("fresh", False), ("fresh", False), ("replayed", False), ("replayed", False), ("replayed", True)],
+    *[("reflection", False), ("reflection", True), ("fresh", False), ("hint", False), ("critique", True)],
+    *[("demonstration", False), ("demonstration", False)],
+]
+COUNT = len(SEQUENCES)
+
+
 def random_batch(seed: int, *, spread: float = 0.6, with_proximal: bool = False) -> tuple[torch.Tensor, TokenBatch]:
     """Sequences of every origin, with ratios on both sides of every clip, cap and gate.
 
     Half of them have one advantage for all tokens, the others one for each.
     """
     g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 9, (8,), generator=g)
-    sequence_T = torch.repeat_interleave(torch.arange(8), lengths)
+    lengths = torch.randint(1, 9, (COUNT,), generator=g)
+    sequence_T = torch.repeat_interleave(torch.arange(COUNT), lengths)
     n = len(sequence_T)
 
     def noise(scale: float) -> torch.Tensor:
         return scale * torch.randn(n, generator=g, dtype=torch.float64)
 
     logprobs_T = -torch.rand(n, generator=g, dtype=torch.float64) * 3
-    by_token_T = torch.arange(8)[sequence_T] % 2 == 0
-    advantage_S = torch.randn(8, generator=g, dtype=torch.float64)
+    by_token_T = torch.arange(COUNT)[sequence_T] % 2 == 0
+    advantage_S = torch.randn(COUNT, generator=g, dtype=torch.float64)
+    origin_S = torch.tensor([ORIGINS.index(origin) for origin, _ in SEQUENCES])
+    behaviour_T = logprobs_T + noise(spread)
+    if spread:  # without any, all is on-policy
+        behaviour_T[origin_S[sequence_T] == ORIGINS.index("demonstration")] = 0.0
     batch = TokenBatch(
         sequence_T=sequence_T,
-        behaviour_T=logprobs_T + noise(spread),
+        behaviour_T=behaviour_T,
         advantage_T=torch.where(by_token_T, noise(1.0), advantage_S[sequence_T]),
-        weight_S=torch.rand(8, generator=g, dtype=torch.float64),
-        origin_S=torch.tensor([0, 0, 1, 1, 1, 2, 2, 0]),
-        other_context_S=torch.tensor([False, False, False, False, True, False, True, False]),
+        weight_S=torch.rand(COUNT, generator=g, dtype=torch.float64),
+        origin_S=origin_S,
+        other_context_S=torch.tensor([moved for _, moved in SEQUENCES]),
         proximal_T=logprobs_T + noise(0.2) if with_proximal else None,
         reference_T=logprobs_T + noise(0.5),
     )
@@ -64,7 +77,8 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
     total = torch.zeros((), dtype=torch.float64)
     for seq in range(len(batch.weight_S)):
         at = [t for t in range(len(logprobs)) if int(batch.sequence_T[t]) == seq]
-        replayed = ORIGINS[int(batch.origin_S[seq])] == "replayed"
+        origin = ORIGINS[int(batch.origin_S[seq])]
+        replayed, joined = origin == "replayed", origin in ("replayed", "demonstration", "critique")
         moved = bool(batch.other_context_S[seq])
         w = float(batch.weight_S[seq])
         log_r, log_w, stale, shaped = [], [], [], []
@@ -74,13 +88,13 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
             if batch.proximal_T is not None:
                 prox = float(batch.proximal_T[t])
             else:
-                prox = float(now.detach()) if replayed or moved else behave
+                prox = float(now.detach()) if replayed or origin == "demonstration" or moved else behave
             if moved:
                 behave = prox
             stale.append(prox - behave)
             x = torch.exp(now if s.shaping.by == "policy" else now - behave)
             shaped.append(x / (x + s.shaping.beta))
-            if s.correction == "naive" and replayed:
+            if s.correction == "naive" and joined:
                 prox = behave
             log_r.append(now - prox)
             log_w.append(prox - behave)
@@ -92,17 +106,17 @@ def reference_loss(logprobs: torch.Tensor, batch: TokenBatch, s: ObjectiveSettin
             r, a = torch.exp(log_r[i]), float(batch.advantage_T[t])
             clipped = torch.clamp(r, 1 - s.clip_low, 1 + s.clip_high)
             weight = min(math.exp(log_w[i]), s.importance_cap)
-            if s.correction == "stopped" and replayed:
+            if s.correction == "stopped" and joined:
                 past = math.exp(log_w[i]) > 1 + s.clip_high if a > 0 else math.exp(log_w[i]) < 1 - s.clip_low
                 weight = 0.0 if past else min(math.exp(log_w[i]), 1.0)
-            if (s.shaping.by != "none" or s.correction == "recomputed") and replayed:
+            if (s.shaping.by != "none" or s.correction == "recomputed") and joined:
                 weight = 1.0
             if replayed and s.ratio_gate is not None and not 1 / s.ratio_gate <= math.exp(stale[i]) <= s.ratio_gate:
                 weight = 0.0
             gain = clipped.detach() * a * logprobs[t] if s.surrogate == "cispo" else torch.min(r * a, clipped * a)
             if s.surrogate == "clip" and a < 0 and s.dual_clip is not None and float(r.detach()) > s.dual_clip:
                 gain = torch.tensor(s.dual_clip * a, dtype=torch.float64)  # a constant: nothing is learnt from it
-            if s.shaping.by != "none" and replayed:
+            if s.shaping.by != "none" and joined:
                 gain = a * shaped[i]
             total = total - w * weight * gain
             if s.kl:
@@ -258,7 +272,7 @@ def _fields(batch: TokenBatch) -> dict[str, Any]:
 def _split(batch: TokenBatch) -> list[tuple[torch.Tensor, TokenBatch]]:
     """Two micro-batches of whole sequences, renumbered from 0."""
     parts = []
-    for low, high in ((0, 3), (3, 8)):
+    for low, high in ((0, 3), (3, COUNT)):
         at = ((batch.sequence_T >= low) & (batch.sequence_T < high)).nonzero().squeeze(1)
         fields = {
             name: None if value is None else value[at] if name.endswith("_T") else value[low:high]

@@ -41,7 +41,7 @@ from tests.method.makers import make_group
 
 LIMIT = 20
 REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay_presets`
-ELSEWHERE = ("polaris", "prompt-replay", "sdpo")  # `test_filling`, `test_revisit`, `test_distill`
+ELSEWHERE = ("polaris", "prompt-replay", "sdpo", "luffy", "sage", "critique")  # `test_filling`, …, `test_help`
 BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in (*REPLAYING, *ELSEWHERE)]
 
 

@@ -121,7 +121,7 @@ def test_packed_gradients_equal_unpacked_ones(
     policy.shares_prompts = sharing
     lengths = [len(w.prompt) + len(w.sample) for w in batch]
     whole = [Trajectory(w.prompt, w.sample.tokens) for w in batch]
-    microbatches = pack_sharing(whole, budget=150) if sharing else pack(lengths, budget=150)
+    microbatches = pack_sharing(whole, budget=100) if sharing else pack(lengths, budget=100)
     assert len(microbatches) > 2
     assert sorted(i for chosen in microbatches for i in chosen) == list(range(len(batch)))
     with packed(policy.base):
@@ -138,6 +138,24 @@ def test_packed_gradients_equal_unpacked_ones(
         torch.testing.assert_close(
             parameter.grad, wanted[key], rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}"
         )
+
+
+@pytest.mark.parametrize(("response", "shared"), [(4, True), (8, True), (9, False), (40, False)])
+def test_on_a_cpu_prompts_are_shared_where_that_saves_a_quarter(tmp_path: Path, response: int, shared: bool) -> None:
+    """Four responses to a prompt of twelve tokens: 36 of 48 and the responses' tokens need not be computed."""
+    policy = policy_of(tmp_path, False, False)
+    prompt, rng = np.arange(20, 24, dtype=np.int32), np.random.default_rng(0)
+    prompt = np.concatenate([prompt] * 3)
+    sequences = [Trajectory(prompt, rng.integers(5, 90, 3 * response).astype(np.int32)) for _ in range(4)]
+    computed: list[int] = []
+    policy.base.get_input_embeddings().register_forward_hook(lambda _, inputs, __: computed.append(inputs[0].numel()))
+    with torch.no_grad():
+        got = policy.statistics(sequences, temperature=1.0)
+        policy.shares_prompts = False
+        expected = policy.statistics(sequences, temperature=1.0)
+    written = 4 * 3 * response
+    assert computed == [written + (12 if shared else 48), written + 48]
+    torch.testing.assert_close(got.logprobs_T, expected.logprobs_T, rtol=1e-5, atol=1e-5)
 
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -1,4 +1,4 @@
-"""The native engine's scheduling, with its reference operations on the CPU, against the portable engine.
+"""The native engine on the CPU, with its C loops and with its reference operations, against the portable engine.
 
 Both draw from the same uniform numbers, so that sampled responses must be the same token for token.
 
@@ -20,7 +20,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 from r3.rollout import Request, Sampling
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native import NativeEngine
+from r3.rollout.native.cpu.ops import CpuOps
 from r3.rollout.native.fused_linear import FusedLinears, side_by_side
+from r3.rollout.native.ops import TorchOps
 from r3.rollout.native.schedule import Drawn, OutOfPages, PagePool, Schedule
 from r3.rollout.transformers import TransformersEngine
 
@@ -40,7 +42,9 @@ MACHINES = {
     "tight": (20, 3, 4, 14),
     "one page a row": (6, 16, 64, None),
     "a step a turn": (7, 1, 8, 40),
+    "as by itself": (20, None, None, None),
 }
+OPERATIONS = {"loops": CpuOps, "reference": TorchOps}
 
 
 def native(model: torch.nn.Module, machine: str = "roomy", **options: object) -> NativeEngine:
@@ -58,20 +62,22 @@ def assert_same(got: dict, expected: dict) -> None:
         assert response.entropies == pytest.approx(expected[key].entropies, abs=1e-4)
 
 
+@pytest.mark.parametrize("operations", OPERATIONS)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_draws_what_the_portable_engine_draws(architecture: str, setting: str) -> None:
+def test_it_draws_what_the_portable_engine_draws(architecture: str, setting: str, operations: str) -> None:
     model, sampling = shared(architecture), SETTINGS[setting]
     expected = answers(TransformersEngine(model, max_rows=6), requests_of(), sampling)
     assert len({len(response.tokens) for response in expected.values()}) > 1, "the test wants ragged finish times"
-    assert_same(answers(native(model), requests_of(), sampling), expected)
+    assert_same(answers(native(model, ops=OPERATIONS[operations]()), requests_of(), sampling), expected)
 
 
+@pytest.mark.parametrize("operations", OPERATIONS)
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_response_depends_on_neither_lane_nor_neighbours_nor_room(machine: str) -> None:
+def test_a_response_depends_on_neither_lane_nor_neighbours_nor_room(machine: str, operations: str) -> None:
     model, requests = shared("qwen2"), requests_of((3, 11, 1, 7, 16, 5), n=4)
     expected = answers(TransformersEngine(model, max_rows=1), requests, PLAIN)
-    engine = native(model, machine, prefill_tokens=20)
+    engine = native(model, machine, prefill_tokens=20, ops=OPERATIONS[operations]())
     assert_same(answers(engine, requests, PLAIN), expected)
     assert machine == "tight" or engine.preempted == 0, "rows are set back only where pages run out"
     last = len(requests) - 1
@@ -206,12 +212,12 @@ def test_rows_that_rounding_decides_do_not_make_a_model_unknown(
     monkeypatch.setattr(CausalLM, "own_logprobs", unsteady)
     model = build("llama").to(getattr(torch, dtype))
     if taken:
-        native(model)
+        native(model, ops=TorchOps())
         assert len(seen) == 9
         assert len(np.unique(np.concatenate(seen) // (VOCABULARY // 8))) >= 8  # from all over the vocabulary
     else:
         with pytest.raises(ValueError, match=r"attends in a way .* off by 2"):
-            native(model)
+            native(model, ops=TorchOps())
 
 
 def test_fused_layers_share_storage_and_stay_the_same_parameters() -> None:

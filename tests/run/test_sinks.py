@@ -1,10 +1,12 @@
-"""TensorBoard curves that do not double on resume, and the services' sinks against stand-ins of their modules."""
+"""TensorBoard curves that do not double on resume, and services that are not installed.
+
+The services themselves: `tests/train/test_services.py`.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from r3.errors import RunError
 from r3.run import RunDirectory, TensorBoardSink, open_sinks
-from r3.run.sinks import Label
 from tests.run.faults import SmallDisk, python
 
 
@@ -75,46 +76,6 @@ def test_a_full_disk_leaves_whole_events(disk: SmallDisk) -> None:
         sink.log(5, {"metric-0000": 5.0})
     sink.close()
     assert curve(folder, "metric-0000") == [(1, 1), (2, 1), (3, 1), (5, 5)]
-
-
-class Service(SimpleNamespace):
-    """Stands in for the module wandb or trackio: same calls, kept in a list."""
-
-    def __init__(self) -> None:
-        super().__init__(starts=[], logged=[], finished=0)
-
-    def init(self, **options: Any) -> None:
-        self.starts.append(options)
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.logged.append((step, metrics))
-
-    def finish(self) -> None:
-        self.finished += 1
-
-
-@pytest.mark.parametrize(("name", "key"), [("wandb", "id"), ("trackio", "name")])
-def test_a_resume_goes_on_with_the_same_run_and_sends_no_step_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
-) -> None:
-    service = Service()
-    monkeypatch.setitem(sys.modules, name, service)
-    steps = {None: range(1, 6), 2: range(3, 5), 3: range(4, 8)}  # resumed at step 2, then at 3
-    for resumed_at, logged in steps.items():
-        run = RunDirectory.create(tmp_path, "", seed=1) if resumed_at is None else RunDirectory.open(tmp_path)
-        with run:
-            if resumed_at is not None:
-                run.rewind(resumed_at)
-            (sink,) = open_sinks([name], run, label=Label(project="maths"), config={"seed": 1}, resumed_at=resumed_at)
-            for step in logged:
-                run.metrics.append(step, {"loss": 0.5})
-                sink.log(step, {"loss": 0.5, "note": "text"})
-            sink.close()
-    assert service.logged == [(step, {"loss": 0.5}) for step in (1, 2, 3, 4, 5, 6, 7)]
-    assert service.finished == 3
-    assert len({start[key] for start in service.starts}) == 1
-    assert {start["project"] for start in service.starts} == {"maths"}
-    assert {start["resume"] for start in service.starts} == {"allow"}
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

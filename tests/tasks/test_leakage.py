@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from r3.cli import main
 from r3.tasks.datasets import load_set
 from r3.tasks.leakage import Leak, Problem, check, find_leaks, problems_of
 
@@ -116,3 +117,17 @@ def test_check_prints_a_table_and_says_by_its_exit_code(tmp_path: Path, capsys: 
     assert re.search(r"^aime25 +30 +1 +0 +0$", printed, re.MULTILINE)
     assert f"exact: mine is aime25 {rows[4]['id']} (overlap 1.00)" in printed
     assert "1 training rows give away an evaluation problem" in printed
+
+
+def test_without_a_choice_it_compares_with_every_set_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(json.dumps({"problem": QUESTION}) + "\n")
+    assert main(["data", "check", str(mine), "--data", str(DATA)]) == 0
+    printed = capsys.readouterr().out
+    compared = re.findall(r"^(\w+) +\d+ +0 +0 +0$", printed, re.MULTILINE)
+    assert compared == ["aime24", "aime25", "amc23"]
+    assert "not compared with math500, amc, minerva, olympiadbench, gsm8k-test, hmmt25, brumo25, cmimc25:" in printed
+    assert main(["data", "check", str(mine), "--data", str(tmp_path)]) == 2
+    assert "holds no eval_aime24" in capsys.readouterr().err

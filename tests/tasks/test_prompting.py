@@ -73,7 +73,11 @@ def test_a_chat_in_a_column_is_asked_as_it_is(tmp_path: Path, suffix: str) -> No
         ({"problem": CHAT[:3]}, {}, "must end with a user's turn"),
         ({"problem": []}, {}, "must end with a user's turn"),
         ({"problem": CHAT}, {"chat": False}, "row 1: the question is a chat: set task.chat=true"),
-        ({"problem": "?"}, {"template": "{quetion}"}, "row 1: task.template asks for {quetion}, and there are answer"),
+        (
+            {"problem": "?"},
+            {"template": "{question} {levl}"},
+            "row 1: task.template asks for {levl}, and there are answer",
+        ),
     ],
 )
 def test_what_makes_no_prompt_is_refused_by_row(

@@ -16,10 +16,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from r3.cli import main
+from r3.config import load_config
 from r3.train import build
+from r3.train.dryrun import dry_run
 from tests.tokenizing import char_tokenizer
 from tests.train.test_bad_input import refused
-from tests.train.tiny import overrides, run_r3, save_model, save_task
+from tests.train.tiny import ROOT, overrides, run_r3, save_model, save_task
 
 
 def without_weights(folder: Path) -> None:
@@ -135,3 +137,41 @@ def test_its_memory_is_near_what_a_run_takes(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     peak = json.loads(lines[-1])["memory/peak_gb"]
     assert 0.7 < float(match[1]) / peak < 1.3, (told, peak)
+
+
+# -------------------------------------------------------------------- docs/scale.md
+
+SCALE = (ROOT / "docs" / "scale.md").read_text()
+PER_CARD = r"^\| ([^|]*(?:cards?)[^|]*) \| (\d+) GB \| (\d+) GB \|$"
+"""A row of the table of memory per card: how many there are, and what each holds at 1.5B and at 7B."""
+
+
+def dry(recipe: str, processes: int, shard: str = "true") -> str:
+    return dry_run(load_config(ROOT / "recipes" / f"{recipe}.yaml", [f"train.shard={shard}"]), processes)
+
+
+def kept(told: str) -> float:
+    """Gigabytes that a card holds whatever it is doing, but for activations, logits and cache."""
+    lines = re.findall(r"^memory +([0-9.]+) GB  (?:weights|gradients|optimiser)", told, re.MULTILINE)
+    assert len(lines) == 3
+    return sum(map(float, lines))
+
+
+def test_the_table_of_memory_is_what_a_dry_run_says() -> None:
+    rows = re.findall(PER_CARD, SCALE, re.MULTILINE)
+    assert len(rows) == 4
+    for cards, *sizes in rows:
+        for recipe, size in zip(("deepscaler-1.5b", "deepscaler-7b"), sizes, strict=True):
+            if cards.startswith("one card"):
+                told = [dry(recipe, 1), dry(recipe, 8, shard="false")]
+            else:
+                told = [dry(recipe, int(cards.split()[0]))]
+            assert {round(kept(one)) for one in told} == {int(size)}, (cards, recipe)
+
+
+def test_the_dry_run_that_is_shown_is_the_one_of_today() -> None:
+    shown = SCALE.partition("--dry-run --processes 8 train.shard=true\n")[2].partition("```")[0]
+    lines = [line for line in shown.splitlines() if line.startswith("memory")]
+    assert len(lines) == 7
+    told = dry("deepscaler-7b", 8).splitlines()
+    assert lines == [line for line in told if line.startswith("memory")]

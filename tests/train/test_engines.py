@@ -26,6 +26,7 @@ from r3.policy.settings import ModelSettings
 from r3.policy.update import Updater
 from r3.rollout import Request, Response, Sampling
 from r3.rollout.native import NativeEngine
+from r3.rollout.native.ops import TorchOps
 from r3.rollout.settings import RolloutSettings
 from r3.rollout.transformers import TransformersEngine
 from r3.samples import Sample
@@ -172,8 +173,8 @@ def test_layers_are_compiled_once_for_all_of_them_and_every_length(monkeypatch: 
     compile_ = torch.compile
     monkeypatch.setattr("torch.compile", lambda call, **options: compile_(call, backend=count, **options))
     model = build("qwen2").eval()
-    plain = answers(NativeEngine(model, max_rows=8, steps=5), requests_of(), Sampling(12, (0, 1)))
-    engine = NativeEngine(model, max_rows=8, steps=5, compile=True)
+    plain = answers(NativeEngine(model, max_rows=8, steps=5, ops=TorchOps()), requests_of(), Sampling(12, (0, 1)))
+    engine = NativeEngine(model, max_rows=8, steps=5, compile=True, ops=TorchOps())
     got = answers(engine, requests_of(), Sampling(12, (0, 1)))
     assert {k: r.tokens.tolist() for k, r in got.items()} == {k: r.tokens.tolist() for k, r in plain.items()}
     first = len(graphs)

@@ -12,7 +12,7 @@ from r3.cli import main
 from r3.method.presets import METHODS
 from r3.run import RunFiles
 from tests.train.test_bad_input import refused
-from tests.train.tiny import overrides, read_metrics
+from tests.train.tiny import helped, overrides, read_metrics
 
 OWN = ("run.dir", "run.seed", "method=", "reward.")
 
@@ -49,6 +49,7 @@ def test_a_printed_config_and_a_runs_config_can_be_compared_and_changed(
 def test_every_baseline_trains(tmp_path: Path, method: str) -> None:
     settings = overrides(tmp_path, method=method, reward__length_bonus="auto", train__steps=1)
     settings += ["method.resample.min_share=0"] if method == "polaris" else []  # one group of four has variance
+    settings += helped(tmp_path) if method in ("luffy", "sage", "critique") else []
     assert main(["train", "--quiet", *settings, "train.updates_per_batch=2"]) == 0
     line = read_metrics(tmp_path / "run")[-1]
     assert line["groups/teaching"] > 0

@@ -6,10 +6,13 @@ Covers r3.policy.shard, r3.policy.world.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,30 @@ from typing import Any
 import pytest
 import torch
 
+from r3.cli import main
+from r3.errors import RunError
+from r3.policy.world import World
 from tests.train.tiny import ROOT, overrides, read_metrics, run_r3, save_model
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
 
 # Three queries and their reflections for two processes: shares are ragged in requests, samples and micro-batches.
 RAGGED = {"train__queries_per_step": 3, "train__tokens_per_microbatch": 60, "train__epochs": 2}
 
 
-def torchrun(processes: int, *arguments: str | Path) -> list[str]:
+def torchrun(processes: int, *arguments: str | Path, module: str = "r3") -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*launcher, "-m", "r3", *map(str, arguments)]
+    return [*launcher, "-m", module, *map(str, arguments)]
+
+
+def nodes(count: int, *arguments: str | Path) -> list[list[str]]:
+    """The launchers of so many machines, each with one process; here they meet on the loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = [f"--nnodes={count}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *meeting]
+    return [[*launcher, f"--node-rank={rank}", "-m", "r3", *map(str, arguments)] for rank in range(count)]
 
 
 def accelerate(processes: int, *arguments: str | Path) -> list[str]:
@@ -95,6 +113,19 @@ def test_a_sharded_run_is_the_same_run_and_goes_on_whole_or_sharded(
     assert_same_run(read_metrics(tmp_path / "run"), alone)
 
 
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
+def test_compiled_layers_of_a_sharded_policy(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
+    settings = overrides(tmp_path, **RAGGED, train__shard="true", train__steps=1)
+    output = finish(torchrun(2, "train", "--quiet", *settings, module="tests.train.compiled_shards"))
+    counts = [int(count) for count in re.findall(r"compiled graphs: (\d+)", output)]
+    assert len(counts) == 2, output
+    assert min(counts) > 0
+    assert_same_run(read_metrics(tmp_path / "run")[:1], alone[:1])
+    ours, expected = read_metrics(tmp_path / "run")[1], alone[1]
+    for key in ("update/grad_norm", "update/loss", "update/microbatches", "tokens/trained"):
+        assert ours[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
+
+
 def test_sharded_masters_of_a_rounded_policy(tmp_path: Path) -> None:
     """In bfloat16 sums in another order round differently, so only the first update is compared; then all is resumed.
 
@@ -133,15 +164,65 @@ def worker(job: subprocess.Popen[str], rank: int) -> int:
     raise AssertionError(f"no process of rank {rank}")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+def state_of(process: int) -> str:
+    """R for running, S for waiting, T for stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def until_all_wait(processes: Sequence[int]) -> None:
+    """Until none of them has anything left to do, seen often enough not to be chance."""
+    idle = 0
+    while idle < 200:
+        idle = idle + 1 if all(state_of(process) == "S" for process in processes) else 0
+        os.sched_yield()
+
+
+def wait_for_lines(job: subprocess.Popen[str], metrics: Path, count: int) -> None:
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < count:
+        assert job.poll() is None, job.communicate()[0]
+        os.sched_yield()
+
+
+@linux
+def test_four_processes_one_slow_and_one_killed_then_one_then_two_machines(
+    tmp_path: Path, alone: list[dict[str, Any]]
+) -> None:
+    """Three queries for four: a rank may have nothing to answer, and some have no micro-batch. All of it is one run."""
+    settings = overrides(tmp_path, **RAGGED, train__shard="true", run__checkpoint_every=1)
+    run, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    with started(torchrun(4, "train", "--quiet", *settings)) as job:
+        wait_for_lines(job, metrics, 3)  # the first step has its checkpoint
+        ranks = [worker(job, rank) for rank in range(4)]
+        os.kill(ranks[3], signal.SIGSTOP)
+        for slow, next_one in ((3, 1), (1, 3), (3, 1)):  # from here on one is always stopped: the run cannot end
+            until_all_wait([ranks[rank] for rank in range(4) if rank != slow])
+            os.kill(ranks[next_one], signal.SIGSTOP)
+            os.kill(ranks[slow], signal.SIGCONT)
+        until_all_wait([ranks[rank] for rank in (0, 2, 3)])
+        os.kill(ranks[2], signal.SIGKILL)
+        os.kill(ranks[1], signal.SIGCONT)
+        output, _ = job.communicate()
+        assert job.returncode != 0
+    assert "another process of this job is gone" in output or "stopped after step" in output, output
+    reached = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    assert 1 <= reached < len(alone) - 2, output
+    assert main(["train", "--quiet", "--resume", str(run), "train.shard=false", f"train.steps={reached + 1}"]) == 0
+    first, second = nodes(2, "train", "--quiet", "--resume", run, "train.shard=true", "train.steps=null")
+    with started(second) as other:
+        finish(first)
+        output, _ = other.communicate()
+        assert other.returncode == 0, output
+    assert_same_run(read_metrics(run), alone)
+
+
+@linux
 def test_a_killed_process_ends_the_job_which_goes_on_with_any_number(
     tmp_path: Path, alone: list[dict[str, Any]]
 ) -> None:
     settings = overrides(tmp_path, **RAGGED, run__checkpoint_every=1)
     metrics = tmp_path / "run" / "metrics.jsonl"
     with started(torchrun(2, "train", "--quiet", *settings)) as job:
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
-            assert job.poll() is None, job.communicate()[0]
+        wait_for_lines(job, metrics, 4)
         os.kill(worker(job, rank=1), signal.SIGKILL)
         output, _ = job.communicate()
         assert job.returncode != 0
@@ -150,6 +231,13 @@ def test_a_killed_process_ends_the_job_which_goes_on_with_any_number(
     assert "--resume" in output
     run_r3("train", "--quiet", "--resume", tmp_path / "run")
     assert_same_run(read_metrics(tmp_path / "run"), alone)
+
+
+def test_only_a_broken_connection_is_said_to_be_one() -> None:
+    with pytest.raises(RunError, match="another process of this job is gone"), World(1, 2).together():
+        raise RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    with pytest.raises(torch.OutOfMemoryError), World(1, 2).together():
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_what_is_wrong_is_said_once_and_ends_every_process(tmp_path: Path) -> None:

@@ -62,6 +62,25 @@ def save_task(path: Path, *, problems: int = 12) -> Path:
     return path
 
 
+def helped(folder: Path) -> list[str]:
+    """Settings that give the same questions demonstrations, hints and feedback; to be laid over `overrides`.
+
+    Every third demonstration is wrong by the judge, and so is that of each question that no answer solves.
+    """
+    path = save_task(folder / "helped.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for i, row in enumerate(rows):
+        letters = [c for c in "abcdefghijklmnopqrstuvwxyz" if judge(c, row["answer"]) is (i % 3 > 0)]
+        row |= {"trace": f"{(letters or ['z'])[0]}bc", "tips": ["a ", "a b "], "critic": f"No {i}."}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        *(f"task.path={path}", "task.demonstration_column=trace", "task.hint_column=tips"),
+        *("task.feedback_column=critic", "method.hint.template='{question} HINT {hint}'"),
+        *("method.hint.max_prompt_tokens=200", "method.critique.max_prompt_tokens=200"),
+        "method.critique.template='{question} NOT {attempt} FOR {feedback}'",
+    ]
+
+
 def overrides(folder: Path, **more: Any) -> list[str]:
     """`key=value` settings of a run that takes a second or two; `more` uses __ for the dot."""
     model, task = folder / "model", folder / "task.jsonl"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from r3.run import RunFiles
-from tests.train.tiny import overrides, run_r3
+from tests.train.tiny import helped, overrides, run_r3
 from tests.view.browser import Page, browser, page, visit
 from tests.view.conftest import Serve
 
@@ -51,3 +53,36 @@ def test_answers_of_an_earlier_run_say_so(finished: Path, tmp_path: Path, serve:
         assert text not in re.sub("advantage|page", "", page.inner_text("main"), flags=re.IGNORECASE), text
     shown = run_r3("show", tmp_path / "run", "--group", f"1/{about['query']}").stdout
     assert "replayed from an earlier run: reward" in shown
+
+
+@pytest.mark.parametrize(
+    ("method", "badge", "story"),
+    [
+        ("luffy", "a demonstration from the data joined", "It was joined by a demonstration from the data."),
+        ("sage", "asked with a hint", "It was asked with a hint, since no answer to the plain prompt was right."),
+        ("critique", "refines a failure of this step", "A failure of this step was shown"),
+    ],
+)
+def test_groups_that_were_helped_say_how(
+    tmp_path: Path, serve: Serve, page: Page, method: str, badge: str, story: str
+) -> None:
+    settings = overrides(tmp_path, method=method, reward__length_bonus="auto", train__steps=1)
+    run_r3("train", "--quiet", *settings, *helped(tmp_path), "method.demonstration.trusted=true")
+    table = RunFiles(tmp_path / "run").rollouts.contents(1)
+    assert table is not None
+    kind = {"sage": "hint"}.get(method, method)
+    group, about = next(
+        (i, about)
+        for i, about in enumerate(table.summaries)
+        if about["context"] == kind or (method == "luffy" and about["origins"])
+    )
+    url = serve(tmp_path / "run")
+    visit(page, url, f"#/0/group/1/{group}")
+    assert badge in page.locator(".head .badges").inner_text()
+    assert story in page.inner_text("main")
+    assert "undefined" not in page.inner_text("main")
+    shown = run_r3("show", tmp_path / "run", "--group", f"1/{about['query']}").stdout
+    if method == "luffy":
+        visit(page, url, f"#/0/group/1/{group}/{about['fresh']}")
+        assert page.locator(".samples li.chosen .badge").inner_text() == "a demonstration from the data"
+        assert "right, a demonstration from the data: reward 1.000" in re.sub(r" \([^)]*\)", "", shown)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r3.buffer.database import damaged
-from r3.samples import PLAIN, Context, FloatArray, IntArray, Sample
+from r3.samples import CONTEXT_KINDS, PLAIN, Context, FloatArray, IntArray, Sample
 
 # -------------------------------------------------------------------- rows
 
@@ -96,7 +96,7 @@ def _stored(path: str, row: tuple[Any, ...]) -> Stored:
     if not isinstance(arrays, bytes) or _checksum(tuple(fields), arrays) != crc:
         raise damaged(path, f"sample {fields[0]} does not match its checksum")
     tokens, logprobs, entropies = decode(arrays)
-    number, uid, step, epoch, version, outcome, reward, parts, truncated, reflection, shown, _, _, verdict = fields
+    number, uid, step, epoch, version, outcome, reward, parts, truncated, kind, shown, _, _, verdict = fields
     sample = Sample.trusted(  # checked when it was stored, and the same since, as the checksum says
         query_id=uid,
         tokens=tokens,
@@ -106,7 +106,7 @@ def _stored(path: str, row: tuple[Any, ...]) -> Stored:
         outcome=None if outcome is None else bool(outcome),
         reward=reward,
         reward_parts=json.loads(parts),
-        context=Context("reflection", shown) if reflection else PLAIN,
+        context=Context(CONTEXT_KINDS[kind], shown) if kind else PLAIN,
         policy_version=version,
         step=step,
         epoch=epoch,
@@ -131,7 +131,7 @@ def _fields(sample: Sample) -> tuple[Any, ...]:
         float(sample.reward),
         json.dumps(parts, allow_nan=False),
         int(sample.truncated),
-        int(sample.context.kind == "reflection"),
+        CONTEXT_KINDS.index(sample.context.kind),
         None if shown is None else _count(shown, "context.shown"),
         len(sample),
         sample.fingerprint,

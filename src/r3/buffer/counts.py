@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from r3.buffer import totals
-from r3.samples import ContextKind
+from r3.samples import CONTEXT_KINDS, ContextKind
 
 
 class Attempts(NamedTuple):
@@ -140,10 +140,10 @@ ORDER BY 1.0 * solved / tried, tried DESC, query LIMIT ?
 
 
 def number_of(context: ContextKind) -> int:
-    """A context as the ledger stores it: 0 for plain, 1 for reflection."""
-    if context not in ("plain", "reflection"):
-        raise ValueError(f"context must be 'plain' or 'reflection', not {context!r}")
-    return int(context == "reflection")
+    """A context as the ledger has it."""
+    if context not in CONTEXT_KINDS:
+        raise ValueError(f"context must be one of {', '.join(CONTEXT_KINDS)}, not {context!r}")
+    return CONTEXT_KINDS.index(context)
 
 
 def attempts(
@@ -175,10 +175,7 @@ def reflected(db: sqlite3.Connection, newest: int) -> Reflected:
 def ledger(db: sqlite3.Connection, query_id: str) -> list[LedgerEntry]:
     """Every verified attempt at a query, in order of steps."""
     rows = db.execute(_LEDGER, (query_id,))
-    return [
-        LedgerEntry(step, "reflection" if reflection else "plain", tried, solved)
-        for step, reflection, tried, solved in rows
-    ]
+    return [LedgerEntry(step, CONTEXT_KINDS[kind], tried, solved) for step, kind, tried, solved in rows]
 
 
 def contents(db: sqlite3.Connection, until: int | None) -> Contents:

@@ -35,6 +35,7 @@ PAGE_SIZE = 4096
 
 _SMALLEST_DATABASE = 512
 
+# `reflection` is the number of a context in samples.CONTEXT_KINDS: 1 for reflection, which once was the only other one.
 # The indexes on living samples end in the row id, as every SQLite index does: each is in order of age.
 _SCHEMA = """
 CREATE TABLE queries (key INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE);

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
-from r3.samples import Sample
+from r3.samples import CONTEXT_KINDS, Sample
 
 NOTHING = -1  # the step and the policy version of an empty buffer
 
@@ -115,7 +115,7 @@ def enter_attempts(db: sqlite3.Connection, step: int, samples: Sequence[Sample],
     ledger: dict[tuple[int, int], list[bool]] = {}
     for sample in samples:
         if sample.outcome is not None:
-            ledger.setdefault((keys[sample.query_id], int(sample.context.kind == "reflection")), []).append(
+            ledger.setdefault((keys[sample.query_id], CONTEXT_KINDS.index(sample.context.kind)), []).append(
                 sample.outcome
             )
     db.executemany(

@@ -82,6 +82,7 @@ def _devices() -> list[tuple[str, str]]:
 def _engines() -> list[tuple[str, str]]:
     import torch
 
+    from r3.rollout.native.cpu.compiler import library
     from r3.rollout.vllm.common import check_version, installed_version
 
     try:
@@ -89,7 +90,12 @@ def _engines() -> list[tuple[str, str]]:
         vllm = "vllm usable"
     except ValueError as error:
         vllm = f"vllm not ({error})"
-    native = "native usable" if torch.cuda.is_available() else "native only for tests (no card)"
+    native = "native usable"
+    if not torch.cuda.is_available():
+        try:
+            library()
+        except ValueError as error:
+            native = f"native not ({error})"
     return [("engines", f"transformers usable; {native}; {vllm}")]
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from r3.samples import Query
 
 EPILOG = f"""\
-sets: {", ".join(ALL_TASKS[:9])},
-      {", ".join(ALL_TASKS[9:])}
+sets: {", ".join(ALL_TASKS[:12])},
+      {", ".join(ALL_TASKS[12:])}
 
 examples:
   r3 eval embedded --tasks arithmetic --samples 4 --max-tokens 44      in seconds, no network, no GPU
@@ -126,7 +126,7 @@ def _fill_in(arguments: argparse.Namespace, trained: TrainedRun | None) -> None:
     if trained is None and OWN_TASK in arguments.tasks:
         raise ConfigError("--tasks task is a run's own task: give the directory of a run as MODEL")
     if trained is not None:
-        arguments.max_tokens = arguments.max_tokens or (trained.config.rollout.max_tokens,)
+        arguments.max_tokens = arguments.max_tokens or (trained.config.evaluation_limit,)
         arguments.name = arguments.name or trained.label
 
 
@@ -146,7 +146,7 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
     """Answers from a model."""
     from r3.config import validate
     from r3.errors import ConfigError
-    from r3.policy.hub import check_model
+    from r3.policy.hub import check_model, digest_of_weights
 
     path = arguments.model if trained is None else str(trained.policy)
     model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
@@ -154,7 +154,7 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
     check_model(config.model)  # before torch is imported for nothing
     from r3.evaluate.run import evaluate_model
     from r3.method.reflection import plain_prompt
-    from r3.policy.model import Policy
+    from r3.policy.model import Policy, resolve
     from r3.rollout.protocol import Sampling
     from r3.train.build import make_engine
 
@@ -185,7 +185,13 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
         out,
         encode=encode,
         model=_label(arguments),
-        about={"model": path, "grader": grader(arguments), "chat": prompting.chat, **_asked_otherwise(arguments)},
+        about={
+            "model": path,
+            "weights": digest_of_weights(resolve(path)),
+            "grader": grader(arguments, trained),
+            "chat": prompting.chat,
+            **_asked_otherwise(arguments),
+        },
         notes=_notes(arguments),
         ks=arguments.k,
         seed=arguments.seed,
@@ -201,7 +207,7 @@ def _scored(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Resul
     benchmarks = benchmarks_of(arguments, prompting_of(arguments, None, None), stack)
     tasks = {benchmark.name: benchmark.queries for benchmark in benchmarks}
     saved = SavedResponses(arguments.responses, tasks, count_tokens=_token_counter(arguments.model))
-    about = {"responses": str(arguments.responses), "grader": grader(arguments)}
+    about = {"responses": str(arguments.responses), "grader": grader(arguments, None)}
     results = score_responses(
         saved,
         benchmarks,

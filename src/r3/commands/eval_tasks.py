@@ -20,6 +20,7 @@ PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
 EMBEDDED_TASK = "arithmetic"
 ALL_TASKS = (
     *(EMBEDDED_TASK, "aime24", "aime25", "math500", "amc23", "amc", "minerva", "olympiadbench", "gsm8k-test"),
+    *("hmmt25", "brumo25", "cmimc25"),
     *("mbpp", "humaneval", "mbpp-train", "mbpp-valid", "deepscaler", "math", "gsm8k"),
 )
 """Every name that --tasks knows; spelt out here, so that --help need not load the sets."""
@@ -111,10 +112,11 @@ def prompting_of(arguments: argparse.Namespace, tokenizer: Any, run: TrainedRun 
     )
 
 
-def grader(arguments: argparse.Namespace) -> str:
-    """What the verdicts depend on: the grader and its version."""
+def grader(arguments: argparse.Namespace, run: TrainedRun | None) -> str:
+    """What the verdicts depend on: the grader and its version, and what the files of the user's functions hold."""
     from r3 import __version__
     from r3.tasks.datasets import CODE
+    from r3.verify.functions import digest_of_source
 
     named = arguments.judge or "math"
     judges = [named] if any(name not in (EMBEDDED_TASK, OWN_TASK, *CODE) for name in arguments.tasks) else []
@@ -122,7 +124,12 @@ def grader(arguments: argparse.Namespace) -> str:
         judges = [named]
     judges += ["code"] if set(arguments.tasks) & set(CODE) and "code" not in judges else []
     judge = " and ".join(judges) or "the task's own"
-    return f"{judge}, r3 {__version__}"
+    functions = [named] if "." in named else []
+    if OWN_TASK in arguments.tasks and run is not None:
+        functions += run.config.task.own_functions
+    digests = {name: digest_of_source(name) for name in functions}
+    sources = "".join(f", {name} {digest[:12]}" for name, digest in digests.items() if digest is not None)
+    return f"{judge}, r3 {__version__}{sources}"
 
 
 def benchmarks_of(

@@ -32,7 +32,9 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or only look at what would be trained; returns the exit code."""
-    from r3.config import changes, load_config
+    import logging
+
+    from r3.config import changes, load_config, tell_without_effect
     from r3.config_text import describe
     from r3.errors import ConfigError
 
@@ -57,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(changes(config) if arguments.changed else describe(config))
         return 0
+    logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
+    tell_without_effect(config, overrides)
     processes = arguments.processes
     if processes is not None and (processes < 1 or not arguments.dry_run):
         raise ConfigError(
@@ -91,9 +95,7 @@ def _print_schema() -> int:
 
 def _run_training(config: Config, arguments: argparse.Namespace, recipe: str | None, overrides: list[str]) -> int:
     import contextlib
-    import logging
 
-    logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
     from r3.train.session import train
     from r3.train.summary import print_report
 

@@ -30,6 +30,13 @@ MACHINE = ("run.", "model.device", "rollout.engine", "rollout.max_rows")
 """Settings that say where and how fast a cell runs, not what it measures."""
 DERIVED = ("train.tokens", "evaluate.every_tokens")
 """Settings that the plan determines."""
+PLANNED = {
+    **dict.fromkeys(("train.steps", "train.epochs", "train.tokens"), "--tokens"),
+    "evaluate.every_tokens": "--evaluations",
+    "run.seed": "--seeds",
+    "run.dir": "--out",
+}
+"""Settings that the plan makes for every cell, whatever a recipe says, and the options that it makes them from."""
 ENDLESS = ("train.steps=null", "train.epochs=1000000")
 """The token budget alone ends a cell."""
 
@@ -155,6 +162,8 @@ def make_plan(
     for override in overrides:
         if override.partition("=")[0].strip() in ("method", "method.name"):
             raise ConfigError(f"{override} would make every variant the same: name methods with --methods or --variant")
+        if (option := PLANNED.get(override.partition("=")[0].strip())) is not None:
+            raise ConfigError(f"{override} would not act: {option} says that for every cell of a comparison")
     first = baseline or ("grpo" if "grpo" in names else names[0])
     if first not in names:
         raise ConfigError(f"--baseline {first} is none of the variants: {', '.join(names)}")

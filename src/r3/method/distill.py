@@ -14,7 +14,7 @@ SDPO lacks and which is what an all-wrong group can be taught by; else what the 
 Departures from the source:
 - The teacher is the live policy at the start of the step; theirs is a moving average (0.05 a step).
 - Only the sampled tokens are compared, α = 1; theirs are the student's top 100 with a rest, α = 0.5.
-- log S is that of the policy that drew the answer, which with several updates per batch is not the current one.
+- log S is that of the policy that drew the answer: not the current one with several updates per batch or `ahead`.
 - A truncated or wrong answer is taught like a right one, and so is one to a group that is all right, as in theirs.
 """
 

@@ -11,8 +11,13 @@ import numpy as np
 from r3.method.replay import ReplayReason
 from r3.samples import FloatArray, Group, IntArray, Sample
 
-Origin = Literal["fresh", "replayed", "reflection"]
-"""Drawn in this step under the plain prompt, in an earlier step, or in this step under a reflection prompt."""
+Origin = Literal["fresh", "replayed", "reflection", "hint", "critique", "demonstration"]
+"""Drawn in this step under the plain prompt; in an earlier step; in this step under a prompt that shows a past failure,
+a hint or a failure of this step; or never drawn: an answer from the data."""
+FROM_ELSEWHERE: tuple[Origin, ...] = ("replayed", "demonstration")
+"""Not drawn by the policy of the step: it meets these tokens for the first time when it is trained on them."""
+JOINING: tuple[Origin, ...] = (*FROM_ELSEWHERE, "critique")
+"""What may join a group that it was not drawn for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Member:
     token_advantages: FloatArray | None = None
     """Of each token, where they differ; None: `advantage`. [length]"""
     left_out: bool = False
-    """A fresh sample whose place a past one took: neither compared nor trained on."""
+    """A fresh sample whose place another took, or that its group was not drawn for: neither compared nor trained on."""
 
     @property
     def teaches(self) -> bool:
@@ -82,7 +87,7 @@ class MixedGroup:
     group: Group
     """As it was drawn and judged."""
     members: tuple[Member, ...]
-    """The fresh samples in the group's order, with their ranking rewards; then the replayed ones."""
+    """The fresh samples in the group's order, with their ranking rewards; then what joined, the replayed ones first."""
     replay: ReplayReason
     """'joined' where past samples joined, else why not."""
     ranked: int
@@ -111,7 +116,12 @@ class MixedGroup:
     @property
     def replayed(self) -> tuple[Sample, ...]:
         """G_C."""
-        return tuple(member.sample for member in self.members[len(self.group) :])
+        return tuple(member.sample for member in self.joined if member.origin == "replayed")
+
+    @property
+    def joined(self) -> tuple[Member, ...]:
+        """All that it was not drawn for."""
+        return self.members[len(self.group) :]
 
     @property
     def teaches(self) -> bool:
@@ -144,11 +154,18 @@ class StepResult:
 
     def stored_as(self, ids: Sequence[int]) -> StepResult:
         """The same, once the buffer has given `samples` these ids."""
-        fresh = iter([sample.stored_as(id) for sample, id in zip(self.samples, ids, strict=True)])
+        before = self.samples
+        stored = [sample.stored_as(number) for sample, number in zip(before, ids, strict=True)]
+        fresh = iter(stored)
+        # A refinement is a member twice: of the group it was drawn in, and of the one that it joined.
+        again = {id(old): new for old, new in zip(before, stored, strict=True)}
         groups = tuple(
             replace(
                 mixed,
-                members=tuple(m if m.origin == "replayed" else replace(m, sample=next(fresh)) for m in mixed.members),
+                members=(
+                    *(replace(m, sample=next(fresh)) for m in mixed.members[: len(mixed.group)]),
+                    *(replace(m, sample=again.get(id(m.sample), m.sample)) for m in mixed.joined),
+                ),
             )
             for mixed in self.groups
         )

@@ -9,7 +9,9 @@ With π the policy being trained, π_prox the policy at the start of the step an
     loss = Σ_t weight_t · (ℓ_t + β · KL_t)    KL_t = π_ref/π − log(π_ref/π) − 1
 
 GSPO's r and w are one number a sequence: the geometric mean over its tokens. Denominators are in the weights (`step`).
-With shaping, a replayed token has ℓ_t = −A · x/(x + β) instead, x being π(t) or π(t)/π_behave(t): without clip and w.
+With shaping, the tokens of what joined a group have ℓ_t = −A · x/(x + β) instead, x being π(t) or π(t)/π_behave(t):
+without clip and w. What may join is a replayed sample, a demonstration (π_behave = 1, by convention) or a refinement
+(drawn in this step under another prompt); all that is said of replayed tokens below holds for them, but for the gate.
 
 Departures from the paper, and choices it leaves open:
 - For fresh samples π_prox = π_behave, so w = 1 and this is the paper's surrogate. For replayed ones the paper's naive
@@ -43,11 +45,13 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from r3.method.mixed import Origin
+from r3.method.mixed import FROM_ELSEWHERE, JOINING, Origin
 from r3.method.settings import ObjectiveSettings
 
 ORIGINS: tuple[str, ...] = get_args(Origin)
 REPLAYED = ORIGINS.index("replayed")
+_ELSEWHERE = [ORIGINS.index(origin) for origin in FROM_ELSEWHERE]
+_JOINING = [ORIGINS.index(origin) for origin in JOINING]
 # exp(30) ≈ 1e13: far outside any clip, gate or cap, and finite in float32 even when squared.
 LOG_RATIO_LIMIT = 30.0
 
@@ -135,13 +139,13 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
     advantage_T = batch.advantage_T
     weight_T = batch.weight_S[batch.sequence_T]
     origin_T = batch.origin_S[batch.sequence_T]
-    replayed_T = origin_T == REPLAYED
+    joined_T = _is(origin_T, _JOINING)
     start_T, behaviour_T = _old_policies(logprobs_T.detach(), origin_T, batch)
-    proximal_T = torch.where(replayed_T, behaviour_T, start_T) if settings.correction == "naive" else start_T
+    proximal_T = torch.where(joined_T, behaviour_T, start_T) if settings.correction == "naive" else start_T
 
     ratio_T = _exp(_per_ratio(logprobs_T - proximal_T, batch, settings))
     stale_T = _per_ratio(start_T - behaviour_T, batch, settings)
-    importance_T, gated_T = _importance(stale_T, advantage_T, replayed_T, settings)
+    importance_T, gated_T = _importance(stale_T, advantage_T, origin_T, settings)
 
     clipped_ratio_T = ratio_T.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     if settings.surrogate == "cispo":
@@ -151,8 +155,8 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
         if settings.dual_clip is not None:
             gain_T = torch.maximum(gain_T, settings.dual_clip * advantage_T.clamp(max=0))
     if settings.shaping.by != "none":
-        importance_T = torch.where(replayed_T, (~gated_T).to(importance_T.dtype), importance_T)
-        gain_T = torch.where(replayed_T, advantage_T * _shaped(logprobs_T, behaviour_T, settings), gain_T)
+        importance_T = torch.where(joined_T, (~gated_T).to(importance_T.dtype), importance_T)
+        gain_T = torch.where(joined_T, advantage_T * _shaped(logprobs_T, behaviour_T, settings), gain_T)
     kl_T = _kl(logprobs_T, batch, settings)
     loss = (weight_T * (settings.kl * kl_T - importance_T * gain_T)).sum()
     diagnostics = Diagnostics(
@@ -167,22 +171,27 @@ def policy_loss(logprobs_T: Tensor, batch: TokenBatch, settings: ObjectiveSettin
 
 
 def _importance(
-    stale_T: Tensor, advantage_T: Tensor, replayed_T: Tensor, settings: ObjectiveSettings
+    stale_T: Tensor, advantage_T: Tensor, origin_T: Tensor, settings: ObjectiveSettings
 ) -> tuple[Tensor, Tensor]:
     """What each token weighs for its staleness log π_start/π_behave, and which ones the gate drops."""
-    ratio_T = _exp(stale_T)
+    ratio_T, joined_T, replayed_T = _exp(stale_T), _is(origin_T, _JOINING), origin_T == REPLAYED
     importance_T = ratio_T.clamp(max=settings.importance_cap)
-    if settings.correction == "naive":  # replayed tokens have the ratio inside the clip
-        importance_T = torch.where(replayed_T, torch.ones_like(ratio_T), importance_T)
+    if settings.correction == "naive":  # these tokens have the ratio inside the clip
+        importance_T = torch.where(joined_T, torch.ones_like(ratio_T), importance_T)
     elif settings.correction == "stopped":
         learnt_T = torch.where(advantage_T > 0, ratio_T > 1 + settings.clip_high, ratio_T < 1 - settings.clip_low)
-        importance_T = torch.where(replayed_T, ratio_T.clamp(max=1.0).masked_fill(learnt_T, 0.0), importance_T)
+        importance_T = torch.where(joined_T, ratio_T.clamp(max=1.0).masked_fill(learnt_T, 0.0), importance_T)
     elif settings.correction == "recomputed":
-        importance_T = torch.where(replayed_T, torch.ones_like(ratio_T), importance_T)
+        importance_T = torch.where(joined_T, torch.ones_like(ratio_T), importance_T)
     gated_T = torch.zeros_like(replayed_T)
     if settings.ratio_gate is not None:
         gated_T = replayed_T & (stale_T.abs() > math.log(settings.ratio_gate))
     return importance_T.masked_fill(gated_T, 0.0), gated_T
+
+
+def _is(origin_T: Tensor, which: Sequence[int]) -> Tensor:
+    """Whether each token is of one of these origins."""
+    return torch.stack([origin_T == origin for origin in which]).any(dim=0)
 
 
 def _shaped(logprobs_T: Tensor, behaviour_T: Tensor, settings: ObjectiveSettings) -> Tensor:
@@ -199,7 +208,7 @@ def _old_policies(current_T: Tensor, origin_T: Tensor, batch: TokenBatch) -> tup
         proximal_T = batch.proximal_T
     else:
         # Fresh samples were drawn by the policy at the start of the step; the others meet it for the first time now.
-        proximal_T = torch.where((origin_T == REPLAYED) | moved_T, current_T, batch.behaviour_T)
+        proximal_T = torch.where(_is(origin_T, _ELSEWHERE) | moved_T, current_T, batch.behaviour_T)
     return proximal_T, torch.where(moved_T, proximal_T, batch.behaviour_T)
 
 

@@ -139,16 +139,16 @@ def reflect(
         return "no_failure"
     shown = wrong[int(rng.integers(len(wrong)))]
     attempt = Attempt(shown.tokens.tolist(), shown.feedback or shown.reason, shown.truncated)
-    fitted = _fitted(query, attempt, tokenizer, settings)
-    if fitted is None:
+    prompt = fitted(query, attempt, tokenizer, settings)
+    if prompt is None:
         return "too_long"
-    text, tokens = fitted
+    text, tokens = prompt
     return ReflectionPrompt(np.asarray(tokens, dtype=np.int32), text, Context("reflection", shown.id))
 
 
 def plain_prompt(query: Query, tokenizer: Tokenizer) -> IntArray:
     """Token ids of the query itself: through the chat template if it is a chat, as plain text if it is a string."""
-    return np.asarray(_tokenize(query.prompt, query, tokenizer), dtype=np.int32)
+    return np.asarray(tokenized(query.prompt, query, tokenizer), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,11 @@ def reflection_prompt(
     query: Query, attempt: list[int], tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> IntArray | None:
     """Token ids of query ⊕ attempt ⊕ guidance within `max_prompt_tokens`; None if the question alone does not fit."""
-    fitted = _fitted(query, Attempt(attempt), tokenizer, settings)
-    return None if fitted is None else np.asarray(fitted[1], dtype=np.int32)
+    prompt = fitted(query, Attempt(attempt), tokenizer, settings)
+    return None if prompt is None else np.asarray(prompt[1], dtype=np.int32)
 
 
-def _fitted(
+def fitted(
     query: Query, shown: Attempt, tokenizer: Tokenizer, settings: ReflectionSettings
 ) -> tuple[PromptText, list[int]] | None:
     """The filled template and its token ids, with as much of the attempt as fits."""
@@ -178,7 +178,7 @@ def _fitted(
     def build(kept: int) -> tuple[PromptText, list[int]]:
         text = harmless(shortened(attempt, kept, tokenizer, settings.cut_marker), special)
         prompt = _filled(query, text, shown, settings)
-        return prompt, _tokenize(prompt, query, tokenizer)
+        return prompt, tokenized(prompt, query, tokenizer)
 
     whole = build(len(attempt))
     if len(whole[1]) <= settings.max_prompt_tokens:
@@ -236,26 +236,31 @@ def _filled(query: Query, attempt: str, shown: Attempt, settings: ReflectionSett
         "attempt": attempt,
         "feedback": shown.feedback,
         "guidance": settings.cut_guidance if shown.cut else settings.guidance,
-        "instruction": query.instruction,
     }
-    template = settings.template
+    return asked_again(query, settings.template, **parts)
+
+
+def asked_again(query: Query, template: str, **parts: str) -> PromptText:
+    """The query's prompt with its question (a chat's last user turn) replaced by the template with these parts."""
+    parts["instruction"] = query.instruction
     if not query.instruction:  # nor the blank lines before it
         template = re.sub(r"\s*\{instruction\}", "", template)
     if isinstance(query.prompt, str):
         return _fill(template, question=query.prompt, **parts)
     last = max((i for i, turn in enumerate(query.prompt) if turn.role == "user"), default=None)
     if last is None:
-        raise ValueError(f"query {query.id!r} is a chat without a user turn; reflection needs a question to ask again")
+        raise ValueError(f"query {query.id!r} is a chat without a user turn; there is no question to ask again")
     retry = _fill(template, question=query.prompt[last].content, **parts)
     return (*query.prompt[:last], Message("user", retry), *query.prompt[last + 1 :])
 
 
 def _fill(template: str, **parts: str) -> str:
     # One pass, not str.format: questions are full of LaTeX braces, and an attempt may itself say "{question}".
-    return re.sub(r"\{(question|attempt|feedback|guidance|instruction)\}", lambda slot: parts[slot.group(1)], template)
+    return re.sub(r"\{(\w+)\}", lambda slot: parts.get(slot.group(1), slot.group(0)), template)
 
 
-def _tokenize(prompt: PromptText, query: Query, tokenizer: Tokenizer) -> list[int]:
+def tokenized(prompt: PromptText, query: Query, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a prompt of the query: a chat through its template, plain text as it is."""
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt, add_special_tokens=True))
     turns = [turn.as_dict() for turn in prompt]

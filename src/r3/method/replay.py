@@ -22,6 +22,7 @@ Departures from the paper, and choices it leaves open:
   would be pushed away, since nothing tells how likely it was under the plain prompt. (`ratio` = first_replayed keeps
   how likely a success was when it was first replayed there, and bounds its repetition by that.)
 - Reflection groups take no replay: their prompt shows a past attempt, which answers to other prompts do not answer.
+  Nor do hinted ones, nor a group whose place a hinted one took.
 - A replayed wrong answer comes back with the reward of its outcome alone: a ranking reward compared it with the
   group it was drawn in, and means nothing in another.
 - The outcome of the decision is a `Replay` with a reason, which the metrics count.
@@ -39,7 +40,7 @@ import numpy as np
 from r3.method.settings import ReplaySettings
 from r3.samples import Group, Joins, Sample
 
-ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old", "too_few", "used_up"]
+ReplayReason = Literal["joined", "off", "mixed", "reflection", "no_history", "too_old", "too_few", "used_up", "helped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Replay:
 
 def wanted_outcomes(group: Group, settings: ReplaySettings) -> tuple[bool, ...]:
     """The outcomes to look for in the history: right for solve-none, wrong for solve-all, none for nothing to do."""
-    if not settings.enabled or group.context.kind == "reflection":
+    if not settings.enabled or group.context.kind != "plain":
         return ()
     if settings.when == "always" or (settings.when == "revisited" and group.revisited):
         return (True, False) if settings.failures else (True,)
@@ -113,8 +114,8 @@ def outcome_reward(sample: Sample) -> float:
 def _why_not(group: Group, settings: ReplaySettings) -> ReplayReason:
     if not settings.enabled:
         return "off"
-    if group.context.kind == "reflection":
-        return "reflection"
+    if group.context.kind != "plain":
+        return "reflection" if group.context.kind == "reflection" else "helped"
     return "off" if group.solve_all or settings.when == "revisited" else "mixed"
 
 

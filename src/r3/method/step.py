@@ -33,22 +33,23 @@ Departures from the paper, and choices it leaves open:
 from __future__ import annotations
 
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 
 from r3.method.advantage import group_advantages, less_their_mean, over_batch
+from r3.method.counts import help_counts, step_counts
 from r3.method.distill import Teacher, distilled
 from r3.method.filling import times_counted
+from r3.method.help import Demonstrations, help_of
 from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
-from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
+from r3.method.mixed import Member, MixedGroup, Origin, StepResult, is_mixed, outcomes_differ
 from r3.method.ranking import annealed, structural_entropy_rewards
-from r3.method.replay import ReplayReason, choose_replay, outcome_reward
-from r3.method.settings import AdvantageSettings, MethodSettings, ObjectiveSettings, RankingSettings
-from r3.samples import FloatArray, Group, IntArray, Joins, Sample
+from r3.method.replay import choose_replay, outcome_reward
+from r3.method.settings import AdvantageSettings, MethodSettings, RankingSettings
+from r3.method.weights import weighted
+from r3.samples import Group, Joins, Sample
 
 
 def step(
@@ -58,13 +59,15 @@ def step(
     history: Mapping[str, Sequence[Sample]] | None = None,
     joins: Mapping[str, Mapping[bytes, Joins]] | None = None,
     teacher: Teacher | None = None,
+    demonstrations: Demonstrations | None = None,
     policy_version: int = 0,
     seed: int = 0,
 ) -> StepResult:
     """Turn a batch of verified groups and their queries' history into weighted samples.
 
     `joins` says how past answers fared in replay, by query and fingerprint, where the settings ask for it;
-    `teacher` gives the log-probs of the answers that self-distillation teaches.
+    `teacher` gives the log-probs of the answers that self-distillation teaches, `demonstrations` the judged answers
+    from the data that may join plain groups.
 
     A worked example. Four answers to one query, all wrong: GRPO learns nothing from them. The query's history
     holds one right answer, from two updates ago; it joins, and the five are compared with each other.
@@ -84,9 +87,20 @@ def step(
     A token weighs 1 / (1 group · 5 members · 2 tokens). The lone success has √(5−1) = 2, so the advantages sum to 0.
     """
     past, joined = history or {}, joins or {}
+    help = help_of(groups, settings, demonstrations or {})
     mixed = tuple(
-        _mix(group, past.get(group.query.id, ()), joined.get(group.query.id, {}), settings, policy_version, seed)
-        for group in groups
+        _apart(group)
+        if index in help.apart or index in help.replaced
+        else _mix(
+            group,
+            past.get(group.query.id, ()),
+            joined.get(group.query.id, {}),
+            help.joining.get(index, ()),
+            settings,
+            policy_version,
+            seed,
+        )
+        for index, group in enumerate(groups)
     )
     if settings.advantage.scale == "batch_std":
         mixed = _over_batch(mixed, settings)
@@ -95,15 +109,30 @@ def step(
         mixed = tuple(_with_advantages(m, [0.0] * len(m.compared)) for m in mixed)
     mixed = distilled(mixed, teacher or {}, settings.distill)
     times = times_counted(mixed, settings.resample, np.random.default_rng([seed, policy_version, len(mixed)]))
-    weighted = tuple(_weighted(mixed, times, settings, joined))
+    sequences = tuple(weighted(mixed, times, settings, joined))
     copies = {"resample/copies": sum(max(0, count - 1) for count in times)}
-    return StepResult(weighted, mixed, _counts(mixed, weighted, policy_version) | copies)
+    counts = step_counts(mixed, sequences, policy_version) | help_counts(mixed, help, demonstrations or {})
+    return StepResult(sequences, mixed, counts | copies)
+
+
+def _apart(group: Group) -> MixedGroup:
+    """A group whose answers are neither compared nor trained on where they are: another took its place, or it has none.
+
+    A hinted group takes the place of the plain one; refinements are trained on in the group that they join.
+    """
+    members = tuple(Member(sample, sample.reward, 0.0, _drawn(group), left_out=True) for sample in group.samples)
+    return MixedGroup(group, members, "helped", 0)
+
+
+def _drawn(group: Group) -> Origin:
+    return "fresh" if group.context.kind == "plain" else group.context.kind
 
 
 def _mix(
     group: Group,
     history: Sequence[Sample],
     joins: Mapping[bytes, Joins],
+    joining: Sequence[tuple[Sample, Origin]],
     settings: MethodSettings,
     version: int,
     seed: int,
@@ -117,8 +146,9 @@ def _mix(
     # One fresh sample at least stays, or there would be nothing to compare the past ones with.
     replaced = min(len(replay.samples), len(fresh) - 1) if settings.replay.mode == "replace" else 0
     stay = len(fresh) - replaced
-    samples = (*fresh[:stay], *replay.samples)
-    rewards = [sample.reward for sample in fresh[:stay]] + [outcome_reward(sample) for sample in replay.samples]
+    others = (*((sample, "replayed") for sample in replay.samples), *joining)
+    samples = (*fresh[:stay], *(sample for sample, _ in others))
+    rewards = [sample.reward for sample in fresh[:stay]] + [outcome_reward(sample) for sample, _ in others]
     if settings.advantage.homogeneous == "lens" and outcomes_differ(samples):
         rewards = _lens_rewards(rewards, samples)
     parts = [slice(0, stay), slice(stay, None)] if settings.replay.baseline == "split" else [slice(None)]
@@ -127,8 +157,8 @@ def _mix(
         joined = bool(replay.samples) and part != slice(0, stay)
         unscaled = _is_unscaled(group, samples[part], settings, ranked=ranked > 0)
         advantages += _advantages(rewards[part], samples[part], settings, unscaled=unscaled, replayed=joined)
-    drawn: Origin = "fresh" if group.context.kind == "plain" else "reflection"
-    origins: list[Origin] = [drawn] * stay + ["replayed"] * len(replay.samples)
+    drawn = _drawn(group)
+    origins = [*[drawn] * stay, *(origin for _, origin in others)]
     members = list(map(Member, samples, rewards, advantages, origins))
     members[stay:stay] = [Member(sample, sample.reward, 0.0, drawn, left_out=True) for sample in fresh[stay:]]
     return MixedGroup(group, tuple(members), replay.reason, ranked)
@@ -235,7 +265,7 @@ def members_with_entropies(group: Group, settings: MethodSettings) -> list[int]:
 
 def ranked_members(group: Group, settings: RankingSettings) -> list[int]:
     """Which of the group's samples SERR compares: the truncated (or failed) ones of a group that solved none."""
-    if not settings.enabled or not group.solve_none:
+    if not settings.enabled or not group.solve_none or group.follows is not None:
         return []
     return [i for i, sample in enumerate(group.samples) if sample.truncated or settings.scope == "failed"]
 
@@ -259,111 +289,3 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[tuple[S
     for i, reward in zip(compared, paid, strict=True):
         samples[i] = samples[i].with_reward_part("ranking", reward)
     return tuple(samples), len(paid)
-
-
-def _weighted(
-    groups: Sequence[MixedGroup],
-    times: Sequence[int],
-    settings: MethodSettings,
-    joins: Mapping[str, Mapping[bytes, Joins]],
-) -> Iterator[WeightedSample]:
-    in_loss = {g: members for g, mixed in enumerate(groups) if times[g] and (members := _in_loss(mixed, settings))}
-    plain = [g for g in in_loss if groups[g].group.context.kind == "plain"]
-    # The loss is a mean over all groups, or one per query, the plain one.
-    base = plain if plain and settings.objective.mean_over == "queries" else list(in_loss)
-    counted = sum(times[g] for g in base)
-    tokens = sum(times[g] * len(groups[g].members[i].sample) for g in base for i in in_loss[g])
-    for g, members in in_loss.items():
-        for i in members:
-            member = groups[g].members[i]
-            if not member.teaches:
-                continue
-            weight = token_weight(len(member.sample), counted, len(members), tokens, settings.objective) * times[g]
-            prompts = training_prompts(groups[g].group, member, settings)
-            for prompt, moved in prompts:
-                yield WeightedSample(
-                    prompt,
-                    member.sample,
-                    member.advantage,
-                    weight / len(prompts),
-                    member.origin,
-                    moved,
-                    g,
-                    i,
-                    member.token_advantages,
-                    _first_logprobs(member, settings, joins) if moved else None,
-                )
-
-
-def _first_logprobs(
-    member: Member, settings: MethodSettings, joins: Mapping[str, Mapping[bytes, Joins]]
-) -> FloatArray | None:
-    """Of a replayed sample from another context: its log-probs when it was first replayed, if the ratio is to those."""
-    if member.origin != "replayed" or settings.replay.ratio == "drawn":
-        return None
-    before = joins.get(member.sample.query_id, {}).get(member.sample.fingerprint)
-    return None if before is None else before.logprobs
-
-
-def _in_loss(mixed: MixedGroup, settings: MethodSettings) -> list[int]:
-    """The members of a group that the loss and its denominators count."""
-    return [
-        i for i, m in enumerate(mixed.members) if not (m.left_out or (settings.mask_truncated and m.sample.truncated))
-    ]
-
-
-def token_weight(length: int, groups: int, members: int, tokens: int, objective: ObjectiveSettings) -> float:
-    """What one token of a sample of `length` tokens weighs, in a batch of `groups` groups and `tokens` tokens.
-
-    >>> [token_weight(10, 2, 5, 400, ObjectiveSettings(name=n)) for n in ("grpo", "dapo")]  # 1/(2·5·10), 1/400
-    [0.01, 0.0025]
-    """
-    if objective.normalise == "token":
-        return 1.0 / tokens
-    per_sequence = objective.constant if objective.normalise == "constant" else length
-    return 1.0 / (groups * members * per_sequence)
-
-
-def training_prompts(group: Group, member: Member, settings: MethodSettings) -> list[tuple[IntArray, bool]]:
-    """The prompt(s) a member is trained under, each with whether it was drawn under another one.
-
-    That is its group's prompt; answers to a reflection prompt may go under the plain one instead, or under both.
-    """
-    if member.origin != "reflection" or settings.reflection.train_as == "reflection":
-        return [(group.prompt, member.sample.context.kind != group.context.kind)]
-    if group.plain_prompt is None:
-        raise ValueError(
-            f"train_as={settings.reflection.train_as} needs the plain prompt of the reflection group of "
-            f"{group.query.id!r}"
-        )
-    plain = (group.plain_prompt, True)
-    return [plain] if settings.reflection.train_as == "plain" else [(group.prompt, False), plain]
-
-
-def _counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], version: int) -> dict[str, float]:
-    """How often each mechanism acted, and why not where it did not."""
-    reasons = Counter(m.replay for m in mixed)
-    plain = [m for m in mixed if m.group.context.kind == "plain"]
-    ages = [version - s.policy_version for m in mixed for s in m.replayed]
-    counts: dict[str, float] = {
-        "groups": len(mixed),
-        "groups/plain": len(plain),
-        "groups/reflection": len(mixed) - len(plain),
-        "groups/solve_none": sum(m.group.solve_none for m in plain),
-        "groups/solve_all": sum(m.group.solve_all for m in plain),
-        "groups/teaching": sum(m.teaches for m in mixed),
-        "replay/samples": len(ages),
-        "replay/cross_context": sum(s.context.kind == "reflection" for m in mixed for s in m.replayed),
-        "replay/at_once": sum(s.step == m.group.samples[0].step for m in mixed for s in m.replayed),
-        "replay/age_mean": float(np.mean(ages)) if ages else 0.0,
-        "replay/age_max": max(ages, default=0),
-        "homogeneous/groups": sum(m.by_itself for m in mixed),
-        "ranking/groups": sum(m.ranked > 0 for m in mixed),
-        "ranking/samples": sum(m.ranked for m in mixed),
-        "reflection/solved": sum(any(m.group.outcomes) for m in mixed if m.group.context.kind == "reflection"),
-        "samples/trained": len(weighted),
-        "samples/skipped": sum(not member.teaches for m in mixed for member in m.members),
-    }
-    for reason in get_args(ReplayReason):
-        counts[f"replay/{reason}"] = reasons[reason]
-    return counts

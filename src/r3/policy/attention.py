@@ -126,7 +126,8 @@ def packed_attention(
         )
     if softcap is not None:
         raise ValueError("attention logit soft-capping (Gemma 2) is not supported by the packed update")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # squeeze, not [0]: the gradient of an index is a copy into zeros, that of a view is a view
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     out = attend(q, k, v, r3_layout, scaling, dropout, sliding_window)
     return out.unsqueeze(0), None
 

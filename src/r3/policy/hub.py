@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import queue
 import socket
@@ -19,6 +20,8 @@ from r3.policy.settings import ModelSettings
 
 PATIENCE = 2.0
 """Seconds that a hub has to answer."""
+_WEIGHTS = (".safetensors", ".bin", ".pt")
+_PARTS, _PART = 256, 1 << 18
 _FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 
 
@@ -92,3 +95,21 @@ def _meant(path: str) -> str:
     if near:
         return f"; did you mean {near[0]}?"
     return "; give a folder with a Hugging Face causal LM, a hub id that this machine can reach, or 'embedded'"
+
+
+def digest_of_weights(path: str) -> str | None:
+    """What the weights in the folder are, whatever it is called; None where the model is no folder of this machine.
+
+    Of a file of gigabytes 256 parts are read, evenly spread: training moves all of them.
+    """
+    folder = Path(path)
+    files = sorted(file for file in folder.glob("*") if file.suffix in _WEIGHTS) if folder.is_dir() else []
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as data:
+            for part in range(_PARTS):
+                data.seek(part * size // _PARTS)
+                digest.update(data.read(min(_PART, -(-size // _PARTS))))
+    return digest.hexdigest() if files else None

@@ -25,7 +25,7 @@ from r3.policy.head import logits_of
 from r3.policy.head import statistics as head_statistics
 from r3.policy.hub import check_reachable
 from r3.policy.linear import onednn
-from r3.policy.packing import Trajectory, row_of
+from r3.policy.packing import Trajectory, row_of, sharing_pays
 from r3.policy.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,10 @@ class Policy:
         self.tokenizer = tokenizer
         self.settings = settings
         self.device = next(base.parameters()).device
-        self.shares_prompts = self.device.type == "cuda" and base.dtype != torch.float32
-        """Whether a prompt that several sequences begin with is forwarded once: where attention is variable-length."""
+        variable_length = self.device.type == "cuda" and base.dtype != torch.float32
+        self.shares_prompts: bool | None = True if variable_length else None
+        """Whether a prompt that several sequences begin with is forwarded once; None: where that saves enough tokens,
+        which is for attention that pads."""
         self._compiled = CompiledLayers(base, "update") if compiles(settings, self.device) else None
         self._reference: PreTrainedModel | None = None
         self.continues = False
@@ -121,19 +123,23 @@ class Policy:
             raise RuntimeError(
                 "gradient checkpointing runs the forward again: put the backward inside packed() as well"
             )
-        row = row_of(sequences, self.device, share=self.shares_prompts)
+        row = row_of(sequences, self.device, share=self.shares(sequences))
         with packed(self.base), self.compiled(), onednn(self.base):
             hidden_T = self.base.get_decoder()(
                 input_ids=row.ids_T.unsqueeze(0),
                 position_ids=row.layout.position_T.unsqueeze(0),
                 use_cache=False,
                 r3_layout=row.layout,
-            ).last_hidden_state[0]
+            ).last_hidden_state.squeeze(0)
             hidden_R = hidden_T.index_select(0, row.before_R)
             vocabulary = self.base.config.get_text_config().vocab_size
             return TokenStatistics(
                 *head_statistics(partial(logits_of, self.base), hidden_R, row.targets_R, temperature, vocabulary)
             )
+
+    def shares(self, sequences: Sequence[Trajectory]) -> bool:
+        """Whether prompts that several of these begin with are to be forwarded once."""
+        return sharing_pays(sequences) if self.shares_prompts is None else self.shares_prompts
 
     def compiled(self) -> AbstractContextManager[None]:
         """Use compiled layers in the block, if the settings say so. The backward belongs inside, as with `packed`."""

@@ -1,7 +1,8 @@
 """Micro-batches by a token budget, and the packed row that one forward takes.
 
-On a card with variable-length attention, a prompt that several sequences share is in the row once: its keys and values
-are computed once and every response reads them.
+Where it is worth it (on a card, with variable-length attention, and on a CPU where it saves a quarter of the tokens), a
+prompt that several sequences begin with stands in the row once: its keys and values are computed once and every
+response reads them.
 """
 
 from __future__ import annotations
@@ -82,6 +83,20 @@ def _shared(sequences: Sequence[Trajectory]) -> frozenset[bytes]:
         key = sequence.prompt.tobytes()
         (twice if key in seen else seen).add(key)
     return frozenset(twice)
+
+
+def sharing_pays(sequences: Sequence[Trajectory]) -> bool:
+    """Whether a quarter of the tokens is saved where prompts that several sequences begin with are there once.
+
+    Attention that pads loses something by it: with a mask it also computes what lies behind each token.
+
+    >>> prompt, response = np.zeros(2, np.int32), np.zeros(4, np.int32)
+    >>> sharing_pays([Trajectory(prompt, response)] * 4), sharing_pays([Trajectory(prompt, response)] * 3)
+    (True, False)
+    """
+    once = {sequence.prompt.tobytes(): len(sequence.prompt) for sequence in sequences}
+    saved = sum(len(sequence.prompt) for sequence in sequences) - sum(once.values())
+    return 4 * saved >= sum(map(len, sequences))
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from r3.settings import Settings
+from r3.settings import Settings, Switchable
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class LoraSettings(Settings):
+class LoraSettings(Switchable):
     """Low-rank adapters through peft: train a few million parameters instead of all."""
 
     enabled: bool = False
@@ -24,6 +24,16 @@ class LoraSettings(Settings):
     """Dropout inside the adapters; 0 keeps log-probs of rollout and update the same."""
     targets: str | list[str] = "all-linear"
     """Which layers get adapters: peft's target_modules."""
+
+    @model_validator(mode="after")
+    def _is_on_if_it_is_set(self) -> LoraSettings:
+        given = self.model_fields_set
+        if given and "enabled" not in given:
+            raise ValueError(
+                f"{', '.join(sorted(given))} given, and the whole model would be trained: set model.lora.enabled=true "
+                "(or false, to leave them for later)"
+            )
+        return self
 
     @field_validator("targets")
     @classmethod

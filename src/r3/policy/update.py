@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from r3.errors import DIVERGED, R3Error, RunError
-from r3.method.mixed import WeightedSample
+from r3.method.mixed import FROM_ELSEWHERE, WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.policy.attention import packed, to_device
@@ -151,7 +151,8 @@ class Updater:
 
     def optimiser_state(self) -> dict[str, Any]:
         """The optimiser's whole state, for a checkpoint."""
-        return self.optimiser.state()
+        with self.world.together():
+            return self.optimiser.state()
 
     def _whole(
         self, weighted: Sequence[WeightedSample], everyones: Sequence[tuple[_Done, UpdateReport]], report: UpdateReport
@@ -194,7 +195,7 @@ class Updater:
         """Training mode, packed attention and fast products, forward and backward."""
         self.trained.base.train()
         try:
-            with packed(self.trained.base), self.trained.compiled(), onednn(self.trained.base):
+            with self.world.together(), packed(self.trained.base), self.trained.compiled(), onednn(self.trained.base):
                 yield
         finally:
             self.trained.base.eval()
@@ -207,7 +208,7 @@ class Updater:
 
     def _microbatches(self, weighted: Sequence[WeightedSample], part: Sequence[int]) -> list[list[int]]:
         sequences, budget = [_sequence(weighted[i]) for i in part], self.settings.tokens_per_microbatch
-        sharing = self.policy.shares_prompts
+        sharing = self.policy.shares(sequences)
         batches = pack_sharing(sequences, budget) if sharing else pack([len(s) for s in sequences], budget)
         return [[part[j] for j in batch] for batch in batches]
 
@@ -253,7 +254,7 @@ class Updater:
         reference: dict[int, Tensor] = {}
         if several:
             moved = [
-                i for i in share if not self.exact or weighted[i].origin == "replayed" or weighted[i].other_context
+                i for i in share if not self.exact or weighted[i].origin in FROM_ELSEWHERE or weighted[i].other_context
             ]
             proximal = self._logprobs(self.policy, weighted, moved)
             for i in share:

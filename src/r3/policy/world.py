@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,6 +78,16 @@ class World:
             for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 tensor.copy_(total)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around work with exchanges that are not ours (FSDP's): a broken connection says what it means."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size > 1 and _is_broken_connection(error):
+                raise _gone(error) from error
+            raise
+
     def leave(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
@@ -117,8 +128,17 @@ class _connected:
         if self._timer is not None:
             self._timer.cancel()
         if isinstance(error, RuntimeError) and not isinstance(error, RunError):
-            first = str(error).strip().split("\n")[0]
-            raise RunError(
-                f"another process of this job is gone ({first}); its own message says why. Start the job again with "
-                "--resume: it goes on from the last checkpoint, with any number of processes"
-            ) from error
+            raise _gone(error) from error
+
+
+def _gone(error: RuntimeError) -> RunError:
+    first = str(error).strip().split("\n")[0]
+    return RunError(
+        f"another process of this job is gone ({first}); its own message says why. Start the job again with "
+        "--resume: it goes on from the last checkpoint, with any number of processes"
+    )
+
+
+def _is_broken_connection(error: RuntimeError) -> bool:
+    """Whether it is NCCL's or gloo's way to say so, and not one of the many other errors that torch calls the same."""
+    return not isinstance(error, RunError) and (isinstance(error, dist.DistError) or "gloo" in str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import threading
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -140,6 +141,14 @@ class CausalLM:
                 module.training = True
 
 
+def diverged() -> FloatingPointError:
+    """What an engine raises where the policy gives it no distribution to draw from."""
+    return FloatingPointError(
+        "the policy's logits hold NaN or infinite values; go back to a checkpoint before it diverged, "
+        "or run it in a dtype with more range (bfloat16, float32)"
+    )
+
+
 class SingleRun(abc.ABC):
     """An engine over a policy: one `generate` at a time, checked before it starts, ended by the next call."""
 
@@ -147,6 +156,7 @@ class SingleRun(abc.ABC):
         self._policy = policy
         # Weak, so that a caller who drops the responses half-way ends the work and frees its memory at once.
         self._running: weakref.ref[Generator[Response, None, None]] | None = None
+        self._cancelled = threading.Event()
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
         """Yield every request's n responses as they finish; an earlier call that was left unfinished is ended."""
@@ -155,6 +165,10 @@ class SingleRun(abc.ABC):
         responses = self._responses(requests, sampling)
         self._running = weakref.ref(responses)
         return responses
+
+    def cancel(self) -> None:
+        """Have the `generate` that another thread is in raise `Cancelled`; only engines with a `hold` look."""
+        self._cancelled.set()
 
     @abc.abstractmethod
     def _responses(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from r3.samples import FinishReason, FloatArray, IntArray
 
@@ -90,4 +90,21 @@ class Engine(Protocol):
 
     def release(self) -> None:
         """Give memory back for the update; the next `generate` takes it again."""
+        ...
+
+
+class Cancelled(Exception):
+    """What `generate` raises when another thread cancelled it."""
+
+
+@runtime_checkable
+class EngineBeside(Engine, Protocol):
+    """An engine that can generate, on another thread, while the policy is trained."""
+
+    def hold(self) -> None:
+        """Until `release`, draw from a copy of the weights as they are now, whatever becomes of the policy's."""
+        ...
+
+    def cancel(self) -> None:
+        """End what has been generated since `hold` on another thread: it raises `Cancelled` there, soon."""
         ...

@@ -14,11 +14,13 @@ class RolloutSettings(Settings):
     """Sampling the groups."""
 
     engine: Literal["auto", "native", "transformers", "vllm", "vllm-server"] = "auto"
-    """Which engine draws the samples; auto takes native on a CUDA card where it knows the model, else transformers."""
+    """Which engine draws the samples; auto takes native where it runs and knows the model, else transformers."""
     servers: tuple[str, ...] = ()
     """With engine=vllm-server, the addresses of the vLLM servers, e.g. [http://host:8000, http://other:8000]."""
     server_patience: float = Field(600.0, gt=0)
     """Seconds to wait for a vLLM server's response, and for any server to come back when all are gone."""
+    ahead: int = Field(0, ge=0, le=1)
+    """1: draw the next step's answers while the update runs, from the weights before it (with engine=vllm-server)."""
     group_size: int = Field(8, ge=2, le=100_000)
     """G: samples per prompt. A group of one has nothing to compare with."""
     max_tokens: int = Field(1024, ge=1, le=10_000_000)
@@ -32,7 +34,7 @@ class RolloutSettings(Settings):
     max_rows: int = Field(256, ge=1, le=1_000_000)
     """How many responses are generated side by side at most."""
     memory: float = Field(0.85, gt=0, lt=1)
-    """Share of the card's free memory that the engine's key-value cache may take while it runs."""
+    """Share of the free memory, of the card or the machine, that the engine's key-value cache may take as it runs."""
 
     @model_validator(mode="after")
     def _servers_where_they_are_used(self) -> Self:

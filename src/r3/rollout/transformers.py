@@ -10,6 +10,8 @@ however many responses it gets and whenever they find room.
 
 from __future__ import annotations
 
+import copy
+import threading
 from array import array
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -21,9 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from r3.rollout.causal_lm import CausalLM, SingleRun
+from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
 from r3.rollout.kv_cache import RowsOf, new_cache, regroup
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout.protocol import Cancelled, Request, Response, Sampling
 from r3.rollout.sampling import draw, uniform_stream
 from r3.samples import FinishReason
 
@@ -100,8 +102,16 @@ class Prompts:
 class Run:
     """One call of `generate`: the rows that wait, the rows being written, and their cache."""
 
-    def __init__(self, policy: CausalLM, requests: Sequence[Request], sampling: Sampling, limits: Limits) -> None:
+    def __init__(
+        self,
+        policy: CausalLM,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        limits: Limits,
+        cancelled: threading.Event,
+    ) -> None:
         self._policy, self._requests, self._sampling, self._limits = policy, requests, sampling, limits
+        self._cancelled = cancelled
         self._waiting = deque(
             Row(
                 number,
@@ -127,6 +137,8 @@ class Run:
         """Every response, as it finishes."""
         with self._policy.evaluating(), self._policy.decoding():
             while self._waiting or self._alive:
+                if self._cancelled.is_set():
+                    raise Cancelled
                 finished = self._regroup() if self._regrouping_pays() else self._step()
                 for row in finished:
                     yield row.response()
@@ -155,10 +167,7 @@ class Run:
         drawn = draw(logits, uniforms, self._sampling)
         on_host = torch.stack([values.double() for values in drawn]).cpu()
         if not on_host.isfinite().all():
-            raise FloatingPointError(
-                "the policy's logits hold NaN or infinite values; go back to a checkpoint before it diverged, "
-                "or run it in a dtype with more range (bfloat16, float32)"
-            )
+            raise diverged()
         alive = [row for row in rows if row.finish is None]
         for row, token, logprob, entropy in zip(rows, *on_host.tolist(), strict=True):
             if row.finish is None:
@@ -260,12 +269,32 @@ class TransformersEngine(SingleRun):
     ) -> None:
         super().__init__(CausalLM(model))
         self._limits = Limits(max_rows, prefill_tokens, refill)
+        self._copy: CausalLM | None = None
+        self._held = False
+        """Whether responses come from the copy."""
 
     def _responses(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
-        return Run(self._policy, requests, sampling, self._limits).responses()
+        policy = self._copy if self._held and self._copy is not None else self._policy
+        return Run(policy, requests, sampling, self._limits, self._cancelled).responses()
+
+    def hold(self) -> None:
+        """Until `release`, draw from a copy of the weights as they are now. The copy's memory is kept."""
+        if self._copy is None:
+            self._copy = CausalLM(copy.deepcopy(self._policy.model).requires_grad_(False))
+        else:
+            _copy_weights(self._policy.model, self._copy.model)
+        self._held = True
 
     def release(self) -> None:
         """Free the cache, ending an unfinished `generate`, and hand the memory back to the device."""
         self._end_running()
+        self._cancelled.clear()
+        self._held = False
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@torch.no_grad()
+def _copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
+    for weight, copied in zip(source.parameters(), target.parameters(), strict=True):
+        copied.copy_(weight)

@@ -6,11 +6,13 @@ The named sets are files that are looked for in the folder that the environment 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +43,8 @@ class NamedSet:
 _DEEPSCALER = "github.com/agentica-project/deepscaler, deepscaler/data"
 _QWEN = "github.com/QwenLM/Qwen2.5-Math, evaluation/data"
 _GSM8K = "github.com/openai/grade-school-math, grade_school_math/data"
+_MATHARENA = "MathArena (github.com/eth-sri/matharena), its data set MathArena"
+_MATHARENA_LICENCE = "CC BY-NC-SA 4.0"
 
 EVALUATION: Mapping[str, NamedSet] = {
     "aime24": NamedSet("AIME24", "eval_aime24", 30, f"{_DEEPSCALER}/test/aime.json", "MIT"),
@@ -53,6 +57,9 @@ EVALUATION: Mapping[str, NamedSet] = {
     "minerva": NamedSet("Minerva", "eval_minerva", 272, f"{_QWEN}/minerva_math/test.jsonl", "MIT"),
     "olympiadbench": NamedSet("Olympiad", "eval_olympiadbench", 675, f"{_DEEPSCALER}/test/olympiad_bench.json", "MIT"),
     "gsm8k-test": NamedSet("GSM8K", "eval_gsm8k_test", 1319, f"{_GSM8K}/test.jsonl", "MIT"),
+    "hmmt25": NamedSet("HMMT25", "eval_hmmt25", 30, f"{_MATHARENA}/hmmt_feb_2025", _MATHARENA_LICENCE),
+    "brumo25": NamedSet("BRUMO25", "eval_brumo25", 30, f"{_MATHARENA}/brumo_2025", _MATHARENA_LICENCE),
+    "cmimc25": NamedSet("CMIMC25", "eval_cmimc25", 40, f"{_MATHARENA}/cmimc_2025", _MATHARENA_LICENCE),
 }
 TRAINING: Mapping[str, NamedSet] = {
     "deepscaler": NamedSet(
@@ -175,6 +182,11 @@ def queries_of(
         at = f"{where}, row {number}"
         asked = _question(row, columns.question, at)
         problem = asked if isinstance(asked, str) else question_of(asked)
+        if columns.question != "problem" and row.get("problem", problem) != problem:
+            raise TaskError(
+                f"{at}: column 'problem' is not the question, which is in {columns.question!r}, and functions and "
+                "templates know the question by that name; rename the column"
+            )
         whole = asked if isinstance(asked, str) else json.dumps([turn.as_dict() for turn in asked])
         query_id = _query_id(row, columns.id, whole, at)
         if query_id in queries:
@@ -200,9 +212,28 @@ def _question(row: Mapping[str, Any], column: str, where: str) -> str | tuple[Me
     """What a row asks: a text, or the turns of a chat."""
     value = row.get(column)
     if not isinstance(value, list | tuple):
-        return _text(row, column, where, (str,))
+        text = _text(row, column, where, (str,))
+        if _is_written_chat(text):
+            raise TaskError(
+                f"{where}: column {column!r} holds a chat that was written out as text; give it as a list of messages "
+                "(in JSONL or Parquet, which CSV cannot)"
+            )
+        return text
     turns = conversation(value, f"{where}, column {column!r}")
     return tuple(Message(turn.role, _whole(turn.content, column, where)) for turn in turns)
+
+
+def _is_written_chat(text: str) -> bool:
+    """Whether it is a list of messages as JSON or Python spells one: a table's cell that was a list once."""
+    if not re.match(r"""\s*\[\s*\{\s*["'](role|content)["']""", text):
+        return False
+    for read in (json.loads, ast.literal_eval):
+        try:
+            turns = read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns)
+    return False
 
 
 def _answer(row: Mapping[str, Any], columns: Columns, at: str) -> str:

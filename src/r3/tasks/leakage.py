@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from r3.errors import TaskError
+from r3.errors import MissingData, TaskError
 from r3.samples import Query
 from r3.tasks.data_files import read_rows
-from r3.tasks.datasets import CODE, EVALUATION, SETS, Columns, load_set
+from r3.tasks.datasets import CODE, EVALUATION, SETS, Columns, find_file, load_set
 
 Kind = Literal["exact", "normalised", "near"]
 SHINGLE = 6
@@ -118,11 +118,14 @@ def check(
 ) -> int:
     """Print what a training file, or a named set, shares with the evaluation sets; 1 if it shares anything, else 0.
 
-    Without `against` it is compared with every named evaluation set, of code if it is a set of code. Those may also be
-    files.
+    Without `against` it is compared with every named evaluation set that is there, of code if it is a set of code, and
+    told with which it is not. Those of `against` may also be files.
     """
     train = _load(file, folder, columns or Columns())
-    names = list(against) or [name for name in (CODE if file in CODE else EVALUATION) if name != file]
+    names, missing = list(against) or [name for name in (CODE if file in CODE else EVALUATION) if name != file], []
+    if not against:
+        missing = [name for name in names if not _is_there(name, folder)]
+        names = [name for name in names if name not in missing] or names  # of no set at all: loading says what to do
     print(f"{file}: {len(train):,} problems\n")
     print(f"{'evaluation set':<16} {'problems':>8} {'exact':>6} {'normalised':>10} {'near':>5}")
     sets = {name: _load(name, folder, Columns()) for name in names}
@@ -143,7 +146,17 @@ def check(
         print(f"\n{rows} training rows give away an evaluation problem: remove them before training")
     else:
         print("\nno leaks found")
+    if missing:
+        print(f"not compared with {', '.join(missing)}: their files are not in that folder (docs/evaluation.md)")
     return 1 if found else 0
+
+
+def _is_there(name: str, folder: str | Path | None) -> bool:
+    try:
+        find_file(SETS[name], folder)
+    except MissingData:
+        return False
+    return True
 
 
 def _load(name: str, folder: str | Path | None, columns: Columns) -> list[Problem]:

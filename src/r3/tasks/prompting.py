@@ -25,6 +25,13 @@ class Prompting:
     template: str = ""
     chat_options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.template and "question" not in {slot[1] for slot in _SLOT.finditer(self.template)}:
+            raise TaskError(
+                "task.template has no {question}, so nothing would be asked; write it where the question goes (another "
+                "column is the question by task.question_column)"
+            )
+
     def query(
         self, id: str, question: str | Sequence[Message], answer: str, columns: Mapping[str, Any] | None = None
     ) -> Query:
@@ -69,6 +76,9 @@ def filled_in(template: str, columns: Mapping[str, Any]) -> str:
                 f"task.template asks for {{{name}}}, and there are {', '.join(columns)}; write {{{{{name}}}}} for the "
                 "braces themselves"
             )
+        if not isinstance(columns[name], str | int | float):  # its Python spelling would be put to the model
+            kind = "nothing" if columns[name] is None else f"a {type(columns[name]).__name__}"
+            raise TaskError(f"task.template asks for {{{name}}}, and that column holds {kind} here; write it as text")
         return str(columns[name])
 
     return _SLOT.sub(value, template)

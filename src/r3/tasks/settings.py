@@ -84,6 +84,11 @@ class TaskSettings(Settings):
     recipe's folder and the current one."""
 
     @property
+    def asks_the_judge(self) -> bool:
+        """Whether one of several rewards is the verdict of the task's own judge."""
+        return any(reward.function == "correct" for reward in self.rewards)
+
+    @property
     def own_functions(self) -> list[str]:
         """The dotted paths of the user's functions that this section names."""
         return [reward.function for reward in self.rewards if "." in reward.function]
@@ -107,6 +112,12 @@ class TaskSettings(Settings):
             )
         if names and self.outcome is not None and self.outcome not in names:
             raise ValueError(f"outcome={self.outcome!r} is none of the rewards ({', '.join(names)})")
+        decides = next((one for one in self.rewards if one.called == (self.outcome or names[0])), None)
+        if decides is not None and decides.function == "correct" and self.right_above != 0.5:
+            raise ValueError(
+                f"right_above={self.right_above:g} is for an outcome that is a score, and correct says right or "
+                "wrong itself: leave it out, or make a function the outcome"
+            )
         return self
 
     @model_validator(mode="after")
@@ -245,6 +256,20 @@ class FileSettings(RowSettings):
     caged: bool = False
     """Run your own function in killable worker processes with a time and a memory limit."""
 
+    @model_validator(mode="after")
+    def _the_judge_is_asked(self) -> FileSettings:
+        if self.rewards and self.verifier != "math" and not self.asks_the_judge:
+            raise ValueError(
+                f"verifier={self.verifier} would not be asked, since rewards judge in its place: add correct to "
+                "task.rewards, which is its verdict, or leave verifier out"
+            )
+        if self.caged and ("." not in self.verifier or (self.rewards and not self.asks_the_judge)):
+            raise ValueError(
+                "caged=true is for a function of your own in task.verifier, and there is none; for rewards, set caged: "
+                "true for each of them in task.rewards"
+            )
+        return self
+
     @property
     def own_functions(self) -> list[str]:
         return [*super().own_functions, *([self.verifier] if "." in self.verifier else [])]
@@ -257,7 +282,7 @@ class FileSettings(RowSettings):
     @property
     def needs_answers(self) -> bool:
         """Whether every row must have a reference answer: not where the user's rewards alone judge."""
-        return not self.rewards or any(reward.function == "correct" for reward in self.rewards)
+        return not self.rewards or self.asks_the_judge
 
 
 class SandboxedSettings(TaskSettings):

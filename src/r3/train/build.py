@@ -15,12 +15,13 @@ from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.errors import ConfigError, TaskError
 from r3.method.reflection import plain_prompt
-from r3.policy.model import Policy, compiles, load_tokenizer, resolve
+from r3.policy.model import Policy, compiles, load_tokenizer, pick_device, resolve
 from r3.rollout.protocol import Engine, Sampling
 from r3.samples import IntArray, Query
 from r3.tasks import Task
 from r3.tasks.pass_rates import load_problems
 from r3.tasks.settings import FileSettings
+from r3.train.checks import check_demonstrations, check_help, check_room
 from r3.train.earlier import digest_of_vocabulary, open_earlier
 from r3.train.sampler import Sampler
 
@@ -52,6 +53,8 @@ def build(
     task = load_problems(config.task, config.run.seed, prompt_length(config), functions)
     check_task(task)
     check_batch(config, task)
+    check_help(config, task)
+    check_passes(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
     _, heldout = check_prompts(config, task, policy.tokenizer, policy.max_context)
     check_reference(config, policy.continues)
@@ -69,6 +72,23 @@ def build(
         earlier = open_earlier(config.buffer.successes_from, config.run.seed, task.train, vocabulary)
     engine = make_engine(config, policy)
     return Parts(config, task, policy, engine, sampling, list(zip(task.heldout, heldout, strict=True)), earlier)
+
+
+def check_ahead(config: Config, processes: int) -> None:
+    """The engine can draw a step's answers while the policy is updated on another's."""
+    engine = config.rollout.engine
+    on_card = pick_device(config.model).type == "cuda"
+    if not config.rollout.ahead:
+        return
+    if engine == "vllm":
+        reason = "rollout.engine=vllm shares this process's memory with the update, and sleeps while that runs"
+    elif engine == "native" or (on_card and engine != "vllm-server"):
+        reason = f"rollout.engine={engine} generates where the update runs, from weights that it reads in place"
+    elif processes > 1:
+        reason = f"the {processes} processes of a job generate and train in turns"
+    else:
+        return
+    raise ConfigError(f"rollout.ahead=1: {reason}; set rollout.engine=vllm-server with one process, or rollout.ahead=0")
 
 
 def check_extras(config: Config) -> None:
@@ -128,7 +148,7 @@ def make_engine(config: Config, policy: Policy) -> Engine:
             return VllmServerEngine(
                 policy.base, rollout.servers, max_rows=rollout.max_rows, patience=rollout.server_patience
             )
-        if wanted == "native" or (wanted == "auto" and policy.device.type == "cuda"):
+        if wanted in ("native", "auto"):
             engine = _native(config, policy)
             if engine is not None:
                 return engine
@@ -194,6 +214,39 @@ def check_batch(config: Config, task: Task) -> None:
             config.train.queries_per_step,
             len(task.train),
         )
+    train, heldout = len(task.train), len(task.heldout)
+    if heldout > train and isinstance(config.task, FileSettings) and config.task.heldout_path is None:
+        log.warning(
+            "task.heldout=%d keeps more problems apart than are left: the run trains on %d of %d; lower it if that was "
+            "not meant",
+            config.task.heldout,
+            train,
+            train + heldout,
+        )
+
+
+def check_passes(config: Config, task: Task) -> None:
+    """What goes by a query's past needs queries that come again, or the method runs under its name without it."""
+    method, train, queries = config.method, config.train, len(task.train)
+    asked = train.epochs * queries if train.steps is None else train.steps * train.queries_per_step
+    past = {"replay": method.replay.enabled and config.buffer.successes_from is None}
+    past["reflection"] = method.reflection.enabled
+    idle = [name for name, on in past.items() if on]
+    if idle and asked <= queries and not method.revisit.enabled:
+        log.warning(
+            "method=%s: this run asks %d of %d queries, each once, and %s by what a query was answered before: without "
+            "a second pass nothing of that acts; more train.steps or train.epochs, or fewer queries",
+            method.name,
+            asked,
+            queries,
+            f"{idle[0]} goes" if len(idle) == 1 else "replay and reflection go",
+        )
+    elif method.reflection.enabled and asked <= queries * (method.reflection.from_epoch - 1):
+        log.warning(
+            "method.reflection.from_epoch=%d: this run ends before that pass over its %d queries, and never reflects",
+            method.reflection.from_epoch,
+            queries,
+        )
 
 
 def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
@@ -228,18 +281,8 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
             f"{max(0, max_context - longest)} or drop the long problems"
         )
     _check_evaluation_limit(config, task, lengths[len(task.train) :], max_context)
-    reflection = config.method.reflection
-    if reflection.enabled and max_context is not None and reflection.max_prompt_tokens + room > max_context:
-        raise ConfigError(
-            f"method.reflection.max_prompt_tokens={reflection.max_prompt_tokens} and rollout.max_tokens={room} exceed "
-            f"the model's context of {max_context}; lower one (reflection prompts are shortened to fit)"
-        )
-    distill = config.method.distill
-    if distill.enabled and max_context is not None and distill.max_prompt_tokens + room > max_context:
-        raise ConfigError(
-            f"method.distill.max_prompt_tokens={distill.max_prompt_tokens} and rollout.max_tokens={room} exceed the "
-            f"model's context of {max_context}; lower one (the teacher's prompts are shortened to fit)"
-        )
+    check_room(config, max_context)
+    check_demonstrations(config, task, tokenizer, longest, max_context)
     return longest, heldout
 
 

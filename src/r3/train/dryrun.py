@@ -18,14 +18,17 @@ from r3.rollout.vllm.common import check_version, installed_version
 from r3.run.directory import check_folder
 from r3.tasks.pass_rates import load_problems
 from r3.train.build import (
+    check_ahead,
     check_batch,
     check_extras,
+    check_passes,
     check_prompts,
     check_reference,
     check_stop_tokens,
     check_task,
     prompt_length,
 )
+from r3.train.checks import check_help
 from r3.train.session import run_path, total_steps
 from r3.train.step_metrics import peak_memory_gb
 
@@ -69,6 +72,7 @@ def dry_run(config: Config, processes: int = 1) -> str:
 def _looked_at(config: Config, processes: int) -> str:
     notes: list[str] = []
     check_extras(config)
+    check_ahead(config, processes)
     shape = _shape(config, notes)
     model = _model(config, shape)
     parameters = sum(p.numel() for p in model.parameters())
@@ -160,6 +164,8 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
     try:
         check_task(task)
         check_batch(config, task)
+        check_help(config, task)
+        check_passes(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
             longest, _ = check_prompts(config, task, tokenizer, context)
@@ -224,15 +230,17 @@ def _memory(config: Config, shape: Any, parameters: int, trained: int, processes
         f"activations of {budget:,} tokens (estimate)": _activations(config, shape, budget) * width,
         **_logits(shape, device, budget, width),
     }
-    rollout = {f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * _cache(shape) * width}
+    copies = {"weights before the update, to draw from": parameters * width} if config.rollout.ahead else {}
+    rollout = copies | {
+        f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * _cache(shape) * width
+    }
     parts = {name: size for name, size in (always | update | rollout).items() if size}
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
-    held = sum(always.values()) + max(sum(update.values()), sum(rollout.values()))
+    ahead, turns = config.rollout.ahead, (sum(update.values()), sum(rollout.values()))
+    held = sum(always.values()) + (sum(turns) if ahead else max(turns))
     where = "" if processes == 1 else f" in each of {processes} processes"
-    return [
-        *lines,
-        f"memory     {held / 1e9:8.2f} GB  at most at once{where} (the cache is free while the policy is updated)",
-    ]
+    when = "answers are drawn while the policy is updated" if ahead else "the cache is free while the policy is updated"
+    return [*lines, f"memory     {held / 1e9:8.2f} GB  at most at once{where} ({when})"]
 
 
 def _width(config: Config) -> int:

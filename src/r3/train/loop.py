@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any, get_args
 
 from r3.algorithm import Algorithm, Asked, Prompt
@@ -15,7 +16,8 @@ from r3.method.lessons import Shown
 from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
-from r3.samples import FloatArray, Group
+from r3.samples import FloatArray, Group, Sample
+from r3.train.ahead import Ahead
 from r3.train.record import StepNotes
 from r3.train.revisits import Revisits
 from r3.train.sampler import Sampler
@@ -35,9 +37,12 @@ class Trainer:
         self.sampler = sampler
         self.algorithm = algorithm
         self.updater = updater
+        self.ahead = Ahead(sampler)
         self.step = 0
         self.version = 0
         """Optimiser updates made so far: the policy's version."""
+        self.position = 0
+        """Of the stream, behind the last query of the steps so far: those asked ahead come after it."""
         self._seconds: dict[str, float] = {}
         self._measured = 0
         """Answers whose entropies the engine did not give, in the last step."""
@@ -46,26 +51,33 @@ class Trainer:
         self.notes = StepNotes()
         """On the last step, for its saved rollouts."""
 
-    def train_step(self) -> tuple[StepResult, dict[str, Any]]:
-        """One pass through Algorithm 1: a batch D_b from prompts to an updated policy. Returns it and its metrics."""
+    def train_step(self, is_last: Callable[[int], bool] = lambda _: False) -> tuple[StepResult, dict[str, Any]]:
+        """One pass through Algorithm 1: a batch D_b from prompts to an updated policy. Returns it and its metrics.
+
+        `is_last` says whether the run ends with this step, given how many tokens it generated.
+        """
         self.step += 1
         self._seconds = {}
         with self._timed("step"):
-            batch, revisited = self.revisits.take(self.config.train.queries_per_step, step=self.step)
             with self._timed("prompts"):
-                # ISR: hard queries are asked to reflect, too
-                asked = self.algorithm.ask(batch, step=self.step, revisited=revisited)
+                asked = self.ahead.asked or self.ask(self.step)
             with self._timed("rollout"):
-                groups = self.sample(asked.prompts)  # a group per prompt, verified as responses finish
+                groups = self.ahead.take(asked.prompts) or self.sample(asked.prompts)  # verified as responses finish
+                groups += self.follow_up(asked.prompts, groups)  # hints, refinements: what a method asks next
                 groups += self.resample(groups)  # DAPO: other queries for groups without variance
                 self.sampler.engine.release()  # its memory is the update's now
                 groups = self.with_entropies(groups)  # for SERR, where the engine gave none
                 teacher = self.taught(groups)  # SDPO: the policy that sees a right answer, on what it wrote without
+                demonstrations = self.demonstrated(groups)  # LUFFY: right answers from the data
             with self._timed("method"):
+                # SERR, CCR, Eq. 3, S ← S ∪ responses
                 result = self.algorithm.learn(
-                    groups, version=self.version, teacher=teacher
-                )  # SERR, CCR, Eq. 3, S ← S ∪ responses
+                    groups, version=self.version, teacher=teacher, demonstrations=demonstrations
+                )
                 revisits = self.revisits.learn(groups, step=self.step)
+            self.position = self.stream.position
+            if self.config.rollout.ahead and not is_last(sum(map(len, result.samples))):
+                self.ask_ahead()
             with self._timed("update"):
                 seed = (self.config.run.seed, self.step)
                 report = self.updater.update(result.weighted, version=self.version, seed=seed)  # θ
@@ -74,10 +86,45 @@ class Trainer:
             self.notes = self._notes(result, report)
         return result, {**self._metrics(asked, result, report), **revisits}
 
-    def sample(self, prompts: Sequence[Prompt], rounds: int = 0) -> list[Group]:
+    @property
+    def exhausted(self) -> bool:
+        """Whether there are no queries left for another step."""
+        return self.stream.exhausted and not self.ahead.pending
+
+    def ask(self, step: int) -> Asked:
+        """The prompts of a step: its queries, and the hard ones once more with a past failure (ISR)."""
+        batch, revisited = self.revisits.take(self.config.train.queries_per_step, step=step)
+        return self.algorithm.ask(batch, step=step, revisited=revisited)
+
+    def ask_ahead(self) -> None:
+        """Have the next step's prompts answered from now on, while the update runs."""
+        step = self.step + 1
+        self.ahead.start(self.ask(step), step=step, version=self.version, seed=self._seed(step))
+
+    def sample(self, prompts: Sequence[Prompt], rounds: int | str = 0) -> list[Group]:
         """A verified group for each prompt."""
-        seed = f"{self.config.run.seed}/{self.step}/{rounds}"
+        seed = self._seed(self.step, rounds)
         return self.sampler.sample(prompts, step=self.step, version=self.version, seed=seed)
+
+    def follow_up(self, asked: Sequence[Prompt], groups: Sequence[Group]) -> list[Group]:
+        """Groups of what the algorithm asks after the first answers, round by round, until it asks nothing more."""
+        prompts, more = list(asked), list[Group]()
+        for rounds in count(1):
+            following = self.algorithm.follow_up(prompts, [*groups, *more], step=self.step)
+            if not following:
+                break
+            prompts += following
+            more += self.sample(following, f"follow-up/{rounds}")
+        return more
+
+    def demonstrated(self, groups: Sequence[Group]) -> dict[int, Sample]:
+        """The demonstrations that may join the groups, judged."""
+        given = self.algorithm.demonstrations(groups, version=self.version)
+        trusted = self.config.method.demonstration.trusted
+        return self.sampler.judged({i: (groups[i].query, sample) for i, sample in given.items()}, trusted=trusted)
+
+    def _seed(self, step: int, rounds: int | str = 0) -> str:
+        return f"{self.config.run.seed}/{step}/{rounds}"
 
     def resample(self, groups: Sequence[Group]) -> list[Group]:
         """Groups of further queries until enough of a batch has variance (DAPO's dynamic sampling)."""
@@ -125,7 +172,7 @@ class Trainer:
 
     def _metrics(self, asked: Asked, result: StepResult, report: UpdateReport) -> dict[str, Any]:
         progress = {
-            "epoch": self.stream.epoch_at(self.stream.position - 1),
+            "epoch": self.stream.epoch_at(self.position - 1),
             "policy_version": self.version,
             "forwards/extra": report.extra_forwards + self._measured + sum(self._lessons.values()),
             **self._lessons,

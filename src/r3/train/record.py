@@ -39,23 +39,24 @@ def rollout_rows(
     for number, mixed in enumerate(result.groups[:groups]):
         prompt = tokenizer.decode(mixed.group.prompt.tolist())
         attempt = _attempt(mixed, texts, notes)
-        for index, member in enumerate(mixed.members):
+        for index in range(len(mixed.members)):
             row = {
                 "group": number,
                 "prompt": prompt,
-                **_row(mixed, member, texts, notes.log_ratios.get((number, index))),
+                **_row(mixed, index, texts, notes.log_ratios.get((number, index))),
             }
             yield {**row, **attempt} if index == 0 else row
 
 
-def _row(mixed: MixedGroup, member: Member, texts: TokenTexts, log_ratios: FloatArray | None) -> dict[str, Any]:
+def _row(mixed: MixedGroup, index: int, texts: TokenTexts, log_ratios: FloatArray | None) -> dict[str, Any]:
+    member, joined = mixed.members[index], index >= len(mixed.group)
     sample = member.sample
     text = sample.text if sample.text is not None else texts.decode(sample.tokens)
     return {
         "query": sample.query_id,
         "context": mixed.group.context.kind,
         "shown": mixed.group.context.shown,
-        "origin": "replayed" if member.origin == "replayed" else "fresh",
+        "origin": member.origin if joined else "fresh",
         "drawn_in": sample.context.kind,
         "replay": mixed.replay,
         "id": sample.id,
@@ -107,6 +108,7 @@ def _summary(mixed: MixedGroup) -> dict[str, Any]:
         "shown": mixed.group.context.shown,
         "replay": mixed.replay,
         "fresh": len(mixed.group),
+        "origins": [member.origin for member in mixed.joined],
         "epoch": mixed.group.samples[0].epoch,
         "ids": [s.id for s in samples],
         "steps": [s.step for s in samples],

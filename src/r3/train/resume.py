@@ -26,6 +26,7 @@ from r3.samples import Query
 from r3.tasks import Task
 from r3.tasks.settings import of_its_family
 from r3.train.earlier import digest_of_vocabulary
+from r3.verify.functions import digest_of_source
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +224,11 @@ def _saved_contents(checkpoint: Checkpoint) -> Contents | None:
 # ------------------------------------------------------------------ data and tokenizer
 
 
-def inputs_of(task: Task, tokenizer: Any, earlier: SampleBuffer | None = None) -> dict[str, Any]:
-    """Digests of the problems, in order, and of the tokenizer, and what an earlier run's buffer holds, for run.json."""
+def inputs_of(
+    task: Task, tokenizer: Any, earlier: SampleBuffer | None = None, functions: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Digests of the problems, in order, of the tokenizer and of the files of the user's functions, and what an earlier
+    run's buffer holds, for run.json."""
     problems = {
         name: {"problems": len(queries), "digest": _digest_of_queries(queries)}
         for name, queries in (("train", task.train), ("heldout", task.heldout))
@@ -233,6 +237,7 @@ def inputs_of(task: Task, tokenizer: Any, earlier: SampleBuffer | None = None) -
         "tokenizer": _digest_of_tokenizer(tokenizer, task.train[:_TOKENISED]),
         "vocabulary": digest_of_vocabulary(tokenizer),
         "help": _digest_of_help(task.train),
+        "functions": {name: digest_of_source(name) for name in functions},
     }
     before = {} if earlier is None else {"earlier": earlier.contents()._asdict()}
     return {**problems, **digests, **before}
@@ -254,6 +259,8 @@ def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed:
     ]
     # Runs of earlier versions had no demonstrations and hints to go by.
     changed += ["the demonstrations, hints or feedback"] if inputs["help"] != then.get("help", inputs["help"]) else []
+    functions = {name for name, digest in then.get("functions", {}).items() if inputs["functions"].get(name) != digest}
+    changed += [f"the source of {name}" for name in sorted(functions)]
     changed += ["the tokenizer"] if inputs["tokenizer"] != then["tokenizer"] else []
     changed += ["the buffer of buffer.successes_from"] if inputs.get("earlier") != then.get("earlier") else []
     if not changed:

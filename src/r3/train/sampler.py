@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from r3.algorithm import Prompt, seed_of
@@ -11,7 +11,7 @@ from r3.judging import Answer, drawn, judge_all
 from r3.method.reward import reward_parts
 from r3.method.settings import RewardSettings
 from r3.rollout.protocol import Engine, Request, Response, Sampling
-from r3.samples import Group, Sample
+from r3.samples import Group, Query, Sample
 from r3.tasks.task import Task
 from r3.verify.judge import Verdict
 
@@ -51,6 +51,24 @@ class Sampler:
             prompt.group([sample for sample in row if sample is not None])
             for prompt, row in zip(prompts, samples, strict=True)
         ]
+
+    def judged(self, given: Mapping[int, tuple[Query, Sample]], *, trusted: bool) -> dict[int, Sample]:
+        """Answers that nobody drew, judged and rewarded as if they had been; `trusted` ones are right unseen."""
+        if trusted:
+            return {key: self._rewarded(sample, Verdict(True, "trusted")) for key, (_, sample) in given.items()}
+        found: dict[int, Sample] = {}
+
+        def keep(answer: Answer[int], verdict: Verdict) -> None:
+            found[answer.source] = self._rewarded(given[answer.source][1], verdict)
+
+        judge = self.task.judge
+        judge_all((Answer(query, judge, sample.text or "", False, key) for key, (query, sample) in given.items()), keep)
+        return found
+
+    def _rewarded(self, sample: Sample, verdict: Verdict) -> Sample:
+        limit = self.sampling.max_tokens
+        parts = reward_parts(verdict.right, len(sample), self.reward, limit=limit, scores=verdict.scores)
+        return sample.judged(verdict.right, sum(parts.values()), verdict.text, **parts)
 
     def _sample(self, prompt: Prompt, answer: Answer[Response], verdict: Verdict, step: int, version: int) -> Sample:
         response = answer.source

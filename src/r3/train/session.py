@@ -32,7 +32,7 @@ from r3.run import (
     resume_command,
 )
 from r3.run.sinks import Label
-from r3.train.build import Parts, build, make_sampler
+from r3.train.build import Parts, build, check_ahead, make_sampler
 from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
@@ -111,7 +111,7 @@ def _begin(config: Config, world: World, told: Callbacks, functions: Functions) 
     refuse_run(run_path(config))  # before the model is loaded, which may take minutes
     parts = _build(config, None, world, functions)
     with RunDirectory.create(run_path(config), dump(config, run_path(config)), seed=config.run.seed) as directory:
-        directory.update_info(inputs=inputs_of(parts.task, parts.policy.tokenizer, parts.earlier))
+        directory.update_info(inputs=_inputs(parts))
         return _run(parts, directory, None, world, told)
 
 
@@ -122,14 +122,19 @@ def _go_on(
     with RunDirectory.open(path) as directory:
         checkpoint = check_files(directory)
         parts = _build(config, checkpoint, world, functions)
-        inputs = inputs_of(parts.task, parts.policy.tokenizer, parts.earlier)
+        inputs = _inputs(parts)
         notes = check_inputs(directory, inputs, allowed=allow_changed_data)
         if changed := changed_settings(validate(saved_settings(directory, directory.info)), config):
             notes["settings"] = changed
         return _run(parts, directory, _Resumed(checkpoint, inputs, notes), world, told)
 
 
+def _inputs(parts: Parts) -> dict[str, Any]:
+    return inputs_of(parts.task, parts.policy.tokenizer, parts.earlier, parts.config.task.own_functions)
+
+
 def _build(config: Config, checkpoint: Checkpoint | None, world: World, functions: Functions) -> Parts:
+    check_ahead(config, world.size)
     parts = build(config, adapters_from=_adapters(config, checkpoint), functions=functions)
     return parts if world.size == 1 else replace(parts, engine=SharedEngine(parts.engine, world))
 
@@ -195,10 +200,11 @@ class _Session:
         stream = QueryStream(parts.task.train, seed=config.run.seed, epochs=epochs)
         self.total_steps = total_steps(config, len(parts.task.train))
         total_updates = self.total_steps * config.train.updates_per_batch
+        exact = parts.engine.exact and not config.rollout.ahead  # else fresh samples may be an update old
         checkpoint = resumed.checkpoint if resumed is not None else None
         if world.size > 1:
             world.broadcast(Start(total_updates, checkpoint.path.absolute() if checkpoint is not None else None))
-        updater = make_updater(config, parts.policy, total_updates, exact=parts.engine.exact, world=world)
+        updater = make_updater(config, parts.policy, total_updates, exact=exact, world=world)
         sampler = make_sampler(parts)
         algorithm = Algorithm(
             config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed, earlier=parts.earlier
@@ -237,10 +243,12 @@ class _Session:
                 while not (self._finished or stop or self.told):
                     self._step(progress)
                 if stop or self.told:
-                    progress.say("stopping: writing a checkpoint")
+                    first = "waiting for the next step's answers, then " if self.trainer.ahead.pending else ""
+                    progress.say(f"stopping: {first}writing a checkpoint")
                 if self.trainer.step not in self.directory.checkpoints.steps():
                     self._checkpoint()
         finally:
+            self.trainer.ahead.close()
             self.parts.task.judge.close()
             if self.parts.earlier is not None:
                 self.parts.earlier.close()
@@ -253,8 +261,13 @@ class _Session:
 
     @property
     def _finished(self) -> bool:
-        spent = self.config.train.tokens is not None and self.tokens >= self.config.train.tokens
-        return spent or self.trainer.stream.exhausted or self.trainer.step >= self.total_steps
+        return self._is_last(0)
+
+    def _is_last(self, tokens: int) -> bool:
+        """Whether the run is over with the trainer's step, which generated so many tokens not counted yet."""
+        budget = self.config.train.tokens
+        spent = budget is not None and self.tokens + tokens >= budget
+        return spent or self.trainer.exhausted or self.trainer.step >= self.total_steps
 
     def _evaluation_due(self, tokens_before: int) -> bool:
         """After the last step, every so many steps, and whenever the tokens have crossed a line of their grid."""
@@ -265,7 +278,7 @@ class _Session:
     def _step(self, progress: Progress) -> None:
         run, before = self.config.run, self.tokens
         progress.phase("training")
-        result, metrics = self.trainer.train_step()
+        result, metrics = self.trainer.train_step(self._is_last)
         step = self.trainer.step
         self.tokens += int(metrics["tokens/generated"])
         metrics["tokens/total"] = self.tokens
@@ -286,6 +299,7 @@ class _Session:
         """Held-out accuracy under the plain prompt, asked in the same way every time."""
         if not self.parts.heldout:
             return {}
+        self.trainer.ahead.wait()  # the engine is to draw from the weights as they are now
         settings = self.config.evaluate
         sampling = Sampling(
             max_tokens=self.config.evaluation_limit,

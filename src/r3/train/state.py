@@ -19,7 +19,8 @@ def save(trainer: Trainer, folder: Path) -> None:
     state = {
         "step": trainer.step,
         "version": trainer.version,
-        "position": trainer.stream.position,
+        "position": trainer.position,
+        "ahead": trainer.ahead.state(),
         "revisits": trainer.revisits.state(),
         "bad_in_a_row": trainer.updater.bad_in_a_row,
         "optimiser": trainer.updater.optimiser_state(),
@@ -33,7 +34,8 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
     """Put a trainer into the state of a checkpoint."""
     state = load_state(trainer.updater.policy, trainer.updater.optimiser, checkpoint)
     trainer.step, trainer.version = state["step"], state["version"]
-    trainer.stream.position = state["position"]
+    trainer.position = trainer.stream.position = state["position"]
+    trainer.ahead.load(state.get("ahead"))  # earlier versions had none
     if "revisits" in state:  # earlier versions had none
         trainer.revisits.load(state["revisits"])
     trainer.updater.bad_in_a_row = state["bad_in_a_row"]

@@ -8,6 +8,7 @@ the columns of the query's row that they have parameters for, or all of them whe
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import inspect
 import math
@@ -43,6 +44,16 @@ def importable(folders: Sequence[str | Path]) -> None:
         if folder not in sys.path:
             sys.path.append(folder)
     importlib.invalidate_caches()
+
+
+def digest_of_source(dotted: str) -> str | None:
+    """What the file of a function's module holds now; None where it has none. What it imports is not looked at."""
+    module = sys.modules.get(dotted.rpartition(".")[0])
+    path = getattr(module, "__file__", None)
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest() if path else None
+    except OSError:
+        return None
 
 
 class ScoreFunction:

@@ -10,9 +10,12 @@ from array import array
 from typing import Any
 
 from r3.errors import NotThere, RunError
-from r3.view.steps import StepTables
+from r3.view.steps import StepTables, origin_of
 
-REFLECTION, REPLAYED, RANKED, TRUNCATED = 1, 2, 4, 8
+REFLECTION, REPLAYED, RANKED, TRUNCATED, HINT, CRITIQUE = 1, 2, 4, 8, 16, 32
+CONTEXTS = {"reflection": REFLECTION, "hint": HINT, "critique": CRITIQUE}
+ASIDE = REFLECTION | HINT | CRITIQUE
+"""Asked under another prompt than the plain one."""
 _QUESTION = 120
 """Characters of a question kept for lists."""
 
@@ -88,8 +91,9 @@ class QueryIndex:
             self._totals.append([0, 0, 0, 0, 0])
         fresh = int(about.get("fresh", 0))
         outcomes = [outcome for outcome in about.get("outcomes", [])[:fresh] if outcome is not None]
-        flags = REFLECTION if about.get("context") == "reflection" else 0
-        flags |= REPLAYED if len(about.get("outcomes", [])) > fresh else 0
+        flags = CONTEXTS.get(str(about.get("context")), 0)
+        joined = range(fresh, len(about.get("outcomes", [])))
+        flags |= REPLAYED if any(origin_of({**about, "fresh": fresh}, i) == "replayed" for i in joined) else 0
         flags |= RANKED if any(paid is not None for paid in about.get("ranking", [])) else 0
         flags |= TRUNCATED if any(about.get("truncated", [])[:fresh]) else 0
         self._of_query[number].append(len(self._steps))
@@ -102,7 +106,7 @@ class QueryIndex:
         ):
             column.append(value)
         totals = self._totals[number]
-        if not flags & REFLECTION:
+        if not flags & ASIDE:
             totals[0] += len(outcomes)
             totals[1] += sum(outcomes)
         totals[2] += bool(flags & REFLECTION)
@@ -121,7 +125,7 @@ class QueryIndex:
                     "group": self._groups[at],
                     "tried": self._tried[at],
                     "solved": self._solved[at],
-                    "context": "reflection" if self._flags[at] & REFLECTION else "plain",
+                    "context": next((name for name, flag in CONTEXTS.items() if self._flags[at] & flag), "plain"),
                     "replayed": bool(self._flags[at] & REPLAYED),
                     "ranked": bool(self._flags[at] & RANKED),
                     "truncated": bool(self._flags[at] & TRUNCATED),

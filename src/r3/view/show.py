@@ -14,6 +14,7 @@ from typing import Any
 from r3.errors import NotThere, ViewError
 from r3.run.display import format_value, sparkline
 from r3.view.runs import ViewedRun, open_runs
+from r3.view.steps import origin_of
 from r3.view.text import one_line, visible
 
 ROWS = (
@@ -108,9 +109,16 @@ def _group_text(run: ViewedRun, step: int, number: int, about: dict[str, Any]) -
     return "\n".join(lines)
 
 
+SOURCES = {"critique": "a refinement of a failure of this step", "demonstration": "a demonstration from the data"}
+"""Where answers come from that joined a group and are not replayed."""
+
+
 def _origin(about: dict[str, Any], i: int) -> str:
     if i < about["fresh"]:
         return "fresh"
+    origin = origin_of(about, i)
+    if origin in SOURCES:
+        return SOURCES[origin]
     if about["steps"][i] == 0:  # from buffer.successes_from: this run's steps count from 1
         return "replayed from an earlier run"
     return f"replayed from step {about['steps'][i]}, age {about['versions'][0] - about['versions'][i]}"

@@ -122,6 +122,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "shown": plain(first.get("shown")),
         "replay": first.get("replay", "off"),
         "fresh": sum(row.get("origin", "fresh") == "fresh" for row in rows),
+        "origins": [row["origin"] for row in rows if row.get("origin", "fresh") != "fresh"],
         "epoch": plain(first.get("epoch")),
         "ids": [plain(row.get("id")) for row in rows],
         "steps": [plain(row.get("step")) for row in rows],
@@ -133,6 +134,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "ranking": [_paid(row) for row in rows],
         "advantages": [_rounded(row.get("advantage")) for row in rows],
     }
+
+
+def origin_of(about: dict[str, Any], sample: int) -> str:
+    """Where an answer that joined its group comes from; in runs of earlier versions replay was the only place."""
+    origins, joined = about.get("origins") or [], sample - about["fresh"]
+    return str(origins[joined]) if 0 <= joined < len(origins) else "replayed"
 
 
 def _paid(row: dict[str, Any]) -> float | None:

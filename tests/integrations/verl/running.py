@@ -1,4 +1,4 @@
-"""`python -m verl.trainer.main_ppo` on a local Ray, with stand-ins for the workers that need a GPU."""
+"""verl's commands on a local Ray with its own FSDP2 workers, on the CPU; recorded answers in the place of vLLM."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from r3.integrations.verl import V0
 from r3.integrations.verl.data import write
 from r3.method.mixed import StepResult
 from r3.samples import Query
@@ -23,6 +24,8 @@ from tests.train.tiny import ROOT, save_model
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 HERE = "tests.integrations.verl"
+Trainer = Literal["v1", "v0"]
+COMMANDS = {"v1": "verl.trainer.main_ppo", "v0": V0}
 
 
 def prepare(folder: Path, queries: Sequence[Query] | None = None) -> None:
@@ -61,9 +64,16 @@ def overrides(folder: Path, **more: Any) -> list[str]:
         f"{actor}.ppo_mini_batch_size": contract.BATCH,
         f"{actor}.ppo_micro_batch_size_per_gpu": 4,
         f"{actor}.use_kl_loss": False,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.optim.lr": 1e-12,  # as in the other trainers of the contract: the policy stands still
+        f"{actor}.fsdp_config.use_torch_compile": False,
+        f"+{actor}.fsdp_config.mixed_precision": "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
+        "actor_rollout_ref.model.use_remove_padding": False,  # it needs flash-attn
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         f"{rollout}.n": contract.GROUP,
         f"{rollout}.name": "vllm",
-        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.tensor_model_parallel_size": 2,  # one server for both workers
         f"{rollout}.log_prob_micro_batch_size_per_gpu": 4,
         f"{rollout}.calculate_log_probs": True,
         f"{rollout}.agent.num_workers": 1,
@@ -87,9 +97,12 @@ def overrides(folder: Path, **more: Any) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def run(folder: Path, failing: dict[str, list[int]] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, trainer: Trainer = "v1", failing: dict[str, list[int]] | None = None, **more: Any
+) -> subprocess.CompletedProcess[str]:
     """verl's command, for real; what it writes lands in `folder`. `failing`: sessions, by prompt, of the third step."""
     folder.mkdir(exist_ok=True)
+    started = len(list(folder.glob("metrics-*.jsonl")))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),  # this tree, wherever another is installed
@@ -97,26 +110,30 @@ def run(folder: Path, failing: dict[str, list[int]] | None = None, **more: Any) 
         "R3_TEST_FOLDER": str(folder),
         "R3_TEST_FAILING": json.dumps(failing or {}),
         "VERL_USE_EXTERNAL_MODULES": f"{HERE}.standins",
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",  # the engine that verl has for cards
+        "VERL_FILE_LOGGER_PATH": str(folder / f"metrics-{started}.jsonl"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # nothing here is worth compiling
         "TOKENIZERS_PARALLELISM": "false",
     }
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(folder, **more)]
+    command = [sys.executable, "-m", COMMANDS[trainer], *overrides(folder, **more)]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600
     )
 
 
 @cache
-def whole() -> Path:
-    """The folder of an uninterrupted run: eight steps with checkpoints; run once, whoever asks."""
+def whole(trainer: Trainer) -> Path:
+    """The folder of a run of eight steps, run once, whoever asks: V1's in one go, V0's stopped half-way and resumed."""
     folder = Path(tempfile.mkdtemp(prefix="r3-verl-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     prepare(folder)
-    done = run(folder)
-    assert done.returncode == 0, done.stderr[-4000:]
+    for until in (4, 8) if trainer == "v0" else (8,):
+        done = run(folder, trainer, trainer__total_training_steps=until, trainer__val_before_train=trainer == "v0")
+        assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 

@@ -1,13 +1,14 @@
-"""Stand-ins for verl's two kinds of GPU workers, put in their place in every process by VERL_USE_EXTERNAL_MODULES.
+"""What stands in for vLLM in verl's runs, put in its place in every process by VERL_USE_EXTERNAL_MODULES.
 
-The actor's log-probs and entropies are those of a tiny model on the CPU; its update writes down what it was given. The
-rollout server answers from the contract's recording. All else is verl's own code: Ray, TransferQueue, agent loops,
-reward workers, the trainer's `fit`, dispatch to two data-parallel workers, checkpoints.
+The rollout server answers from the contract's recording, and the part of it in verl's worker takes the weights without
+using them. All else is verl's own code: Ray, its workers with FSDP2 (on the CPU, see `cpu.py`), its loss and optimiser,
+TransferQueue or DataProto, agent loops, the servers' manager and client, reward workers, the trainer's `fit`,
+checkpoints. What goes through is written down on its way.
 """
 
 from __future__ import annotations
 
-import copyreg
+import functools
 import json
 import os
 import pickle
@@ -17,145 +18,99 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
-import torch
-from tensordict import TensorDict
-from transformers import AutoModelForCausalLM
-from verl.experimental.agent_loop import agent_loop
-from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
-from verl.trainer.ppo.v1 import trainer_base
-from verl.utils import tensordict_utils as tu
-from verl.workers.rollout.replica import TokenOutput
 
-from r3.integrations.verl.trainer import R3Trainer
-from tests.integrations.contract import Recording
-from tests.tokenizing import char_tokenizer
+from tests.integrations.verl import cpu
+
+cpu.use()
+
+import copyreg  # noqa: E402
+
+import torch  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from verl.experimental.agent_loop import agent_loop  # noqa: E402
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.engine_workers import TrainingWorker  # noqa: E402
+from verl.workers.rollout import base as rollouts  # noqa: E402
+from verl.workers.rollout.base import BaseRollout  # noqa: E402
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput  # noqa: E402
+
+from r3.integrations.verl.core import Core  # noqa: E402
+from tests.integrations.contract import GROUP, Recording  # noqa: E402
+from tests.tokenizing import char_tokenizer  # noqa: E402
 
 FOLDER = Path(os.environ["R3_TEST_FOLDER"])
 SERVER = "recorded answers"
-WRITTEN = ("uid", "prompts", "responses", "response_mask", "advantages", "old_log_probs")
+WRITTEN = ("prompts", "responses", "response_mask", "advantages", "old_log_probs")
 copyreg.pickle(MappingProxyType, lambda proxy: (dict, (dict(proxy),)))
 
 
-class StandInWorker(Worker):
-    """In place of `ActorRolloutRefWorker`: one tiny model a process, whose weights stay."""
-
-    def __init__(self, config: Any, role: str, **_: Any) -> None:
-        super().__init__()
-        self.config = config
-        self.updates = 0
-        self._register_dispatch_collect_info("actor", dp_rank=self.rank, is_collect=True)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(self.config.model.path, dtype=torch.float32).eval()
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
-    @torch.no_grad()
-    def compute_log_prob(self, data: TensorDict) -> TensorDict:
-        """Of each position, what it says of the next one; verl takes the responses' share."""
-        log_probs, entropies = [], []
-        for ids in data["input_ids"].unbind(0):
-            log_TV = self.model(ids[None]).logits[0].log_softmax(-1)
-            entropies.append(-(log_TV.exp() * log_TV).sum(-1))
-            log_probs.append(log_TV[:-1].gather(1, ids[1:, None])[:, 0])
-            log_probs[-1] = torch.cat([log_probs[-1], torch.zeros(1)])
-        fields = {"log_probs": _nested(log_probs), "entropy": _nested(entropies)}
-        return TensorDict(fields, batch_size=len(log_probs))
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
-    def update_actor(self, data: TensorDict) -> TensorDict:
-        """Split into mini-batches as verl's worker does it, and write down each."""
-        total = tu.pop(data, key="mini_batch_size")
-        options = tu.pop(data, key="dataloader_kwargs")
-        seed = tu.pop(data, key="seed") + self.rank
-        epochs = tu.pop(data, key="epochs")
-        parts = tu.make_iterator(
-            data, mini_batch_size=total // self.world_size, epochs=epochs, seed=seed, dataloader_kwargs=options
-        )
-        step = ray.get(ray.get_actor(SERVER).version.remote()) + 1
-        for number, part in enumerate(parts):
-            rows = [{name: _plain(part[name], i) for name in WRITTEN} for i in range(len(part))]
-            name = f"update-{step}-{number}-{self.rank}.pkl"
-            (FOLDER / name).write_bytes(pickle.dumps({"mini_batch_size": total, "rows": rows}))
-        self.updates += 1
-        metrics = {"mfu": [0.0], "grad_norm": [0.0]}
-        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, local_path: str, hdfs_path: Any = None, global_step: int = 0, **_: Any) -> None:
-        if self.rank == 0:
-            os.makedirs(local_path)
-            asked = ray.get(ray.get_actor(SERVER).asked.remote())
-            Path(local_path, "state.json").write_text(json.dumps({"updates": self.updates, "asked": asked}))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, local_path: str, hdfs_path: Any = None, del_local_after_load: bool = False) -> None:
-        state = json.loads(Path(local_path, "state.json").read_text())
-        self.updates = state["updates"]
-        ray.get(ray.get_actor(SERVER).restore.remote(state["asked"]))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> None:
-        await ray.get_actor(SERVER).set_version.remote(global_steps)
+# ---------------------------------------------------------------- in the place of vLLM
 
 
 @ray.remote(num_cpus=0)
 class Server:
-    """Gives the recorded answers, by how often a session was asked a prompt before; in the third step some fail."""
+    """Gives the recorded answers, by how often a session was asked a prompt before; in the third step some fail.
+
+    How often is written down with each version of the weights, and read again by a run that begins with that version.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.weights = 0
+        self.weights: int | None = None
         self.failing: dict[str, list[int]] = json.loads(os.environ.get("R3_TEST_FAILING", "{}"))
 
-    def generate(self, prompt_ids: list[int], session: int) -> TokenOutput:
-        prompt = char_tokenizer().decode(prompt_ids)
+    def generate(
+        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int = 0, **_: Any
+    ) -> TokenOutput:
+        prompt, session = char_tokenizer().decode(prompt_ids), priority
+        if sampling_params["temperature"] == 0:  # verl's validation, which is no part of the recording
+            return TokenOutput(token_ids=Recording.nth(prompt, 1)[0].tokens.tolist(), extra_fields={"global_steps": 0})
         self.counts[f"{session} {prompt}"] += 1
         if session in self.failing.get(prompt, ()) and self.weights == 2:
             raise RuntimeError("a rollout that fails, as the test asked for")
         one = Recording.nth(prompt, self.counts[f"{session} {prompt}"])[session]
-        steps = {"min_global_steps": self.weights, "max_global_steps": self.weights}
-        return TokenOutput(token_ids=one.tokens.tolist(), log_probs=one.logprobs.tolist(), extra_fields=steps)
-
-    def version(self) -> int:
-        return self.weights
+        extra = {"global_steps": self.weights}
+        return TokenOutput(token_ids=one.tokens.tolist(), log_probs=one.logprobs.tolist(), extra_fields=extra)
 
     def set_version(self, version: int) -> None:
+        asked = FOLDER / f"asked-{version}.json"
+        if self.weights is None and version > 0:
+            self.counts = Counter(json.loads(asked.read_text()))
         self.weights = version
+        asked.write_text(json.dumps(self.counts))
 
-    def asked(self) -> dict[str, int]:
-        return dict(self.counts)
-
-    def restore(self, asked: dict[str, int]) -> None:
-        self.counts = Counter(asked)
+    def sleep(self) -> None:
+        pass
 
 
-class StandInServers:
-    """In place of `LLMServerManager`."""
+class RecordedReplica(RolloutReplica):
+    """verl's handle of a server."""
 
-    @classmethod
-    def create(cls, **_: Any) -> StandInServers:
-        made = cls()
-        made.server = Server.options(name=SERVER).remote()
-        return made
-
-    def get_client(self) -> StandInClient:
-        return StandInClient(self.server)
-
-    def get_replicas(self) -> list[Any]:
-        return []
+    async def launch_servers(self) -> None:
+        self._server_handle, self._server_address = Server.options(name=SERVER).remote(), SERVER
+        self.servers = [self._server_handle]
 
 
-class StandInClient:
-    """In place of `LLMServerClient`."""
+class RecordedRollout(BaseRollout):
+    """The server's part in verl's training worker, which hands it the weights after each step."""
 
-    def __init__(self, server: Any) -> None:
-        self.server = server
+    async def resume(self, tags: list[str]) -> None:
+        pass
 
-    async def generate(self, *, prompt_ids: list[int], priority: int, **_: Any) -> TokenOutput:
-        return await self.server.generate.remote(prompt_ids, priority)
+    async def release(self) -> None:
+        pass
+
+    async def update_weights(self, weights: Any, *, global_steps: int, **_: Any) -> None:
+        Seen.version, Seen.updates = global_steps, 0
+        whole = {name: tensor.clone() for name, tensor in weights}
+        if torch.distributed.get_rank() == 0:
+            torch.save(whole, FOLDER / f"weights-{global_steps}.pt")
+            await ray.get_actor(SERVER).set_version.remote(global_steps)
+
+
+RolloutReplicaRegistry.register("vllm", lambda: RecordedReplica)
+rollouts._ROLLOUT_REGISTRY["vllm", "async"] = f"{__name__}.RecordedRollout"
 
 
 @agent_loop.register("recorded")
@@ -163,27 +118,59 @@ class RecordedLoop(SingleTurnAgentLoop):
     """verl's loop, which tells the server the session: sessions ask side by side, in any order."""
 
     async def run(self, sampling_params: dict[str, Any], **named: Any) -> Any:
-        return await super().run(sampling_params, **{**named, "priority": named["session_id"]})
+        # V1 names it; V0 numbers the rows, those of a prompt one after the other
+        session = named["session_id"] if "session_id" in named else int(named["priority"]) % GROUP
+        return await super().run(sampling_params, **{**named, "priority": session})
 
 
-def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+# ---------------------------------------------------------------- what goes through, written down
 
 
-def _plain(column: Any, row: int) -> Any:
-    value = column[row]
-    return value.tolist() if torch.is_tensor(value) else getattr(value, "data", value)
+def _rows(data: TensorDict) -> list[dict[str, list[float]]]:
+    """A mini-batch's rows without padding, however verl's trainer lays them out."""
+    rows = []
+    for i in range(len(data)):
+        row = {name: data[name][i] for name in WRITTEN}
+        if not data["prompts"].is_nested:
+            width = len(row["prompts"])
+            asked, answered = data["attention_mask"][i][:width].bool(), data["attention_mask"][i][width:].bool()
+            row = {name: value[asked if name == "prompts" else answered] for name, value in row.items()}
+        rows.append({name: value.tolist() for name, value in row.items()})
+    return rows
 
 
-def _watched(compute: Any) -> Any:
-    def watching(self: Any, batch: Any, metrics: Any) -> Any:
-        done = compute(self, batch, metrics)
-        (FOLDER / f"step-{self.global_steps}.pkl").write_bytes(pickle.dumps(self.r3_step))
+class Seen:
+    """What this worker has seen of its run."""
+
+    version = 0
+    """Of the weights, by the step after which they were handed over."""
+    updates = 0
+    """Since then."""
+
+
+def _writing(train: Any) -> Any:
+    @functools.wraps(train)
+    def train_batch(self: Any, data: TensorDict) -> Any:
+        given = {"mini_batch_size": tu.get(data, "global_batch_size"), "rows": _rows(data)}
+        done = train(self, data)
+        given["loss"] = tu.get(done, "metrics")["loss"]
+        name = f"update-{Seen.version + 1}-{Seen.updates}-{self.rank}.pkl"
+        (FOLDER / name).write_bytes(pickle.dumps(given))
+        Seen.updates += 1
         return done
 
-    return watching
+    return train_batch
 
 
-trainer_base.ActorRolloutRefWorker = StandInWorker
-trainer_base.LLMServerManager = StandInServers
-R3Trainer._compute_advantage = _watched(R3Trainer._compute_advantage)
+def _watching(learn: Any) -> Any:
+    @functools.wraps(learn)
+    def learning(self: Core, *more: Any, **named: Any) -> Any:
+        decided = learn(self, *more, **named)
+        (FOLDER / f"step-{self.batch.step}.pkl").write_bytes(pickle.dumps(self.result))
+        return decided
+
+    return learning
+
+
+TrainingWorker.train_batch = _writing(TrainingWorker.train_batch)
+Core.learn = _watching(Core.learn)

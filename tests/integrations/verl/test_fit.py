@@ -1,6 +1,6 @@
-"""verl's own `fit`, on a local Ray, with the plugin in it: all three mechanisms, the loss, exact resume.
+"""verl's own `fit`, on a local Ray and its own FSDP2 workers, with R³ in it: the mechanisms, the loss, exact resume.
 
-Covers r3.integrations.verl.trainer.
+Covers r3.integrations.verl.v0 and v1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import FSDPActorConfig
 
@@ -22,21 +23,43 @@ from r3.buffer import SampleBuffer
 from r3.integrations.common.buffer_copies import FILE
 from r3.method.mixed import StepResult
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
+from r3.method.replay import outcome_reward
 from r3.method.settings import ObjectiveSettings
 from r3.view.api import Api
 from r3.view.runs import open_runs
 from tests.integrations import contract
+from tests.integrations.contract import Recording
 from tests.integrations.verl import running
+from tests.tokenizing import char_tokenizer
+from tests.train.tiny import judge
 
 
 @pytest.fixture(scope="module")
 def whole() -> Path:
-    return running.whole()
+    return running.whole("v1")
+
+
+@pytest.fixture(scope="module")
+def v0() -> Path:
+    """The same in verl's V0 trainer, stopped half-way and resumed."""
+    return running.whole("v0")
+
+
+OTHER = {
+    "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
+    "actor_rollout_ref.actor.optim.lr": 1e-3,
+    "actor_rollout_ref.rollout.calculate_log_probs": False,
+    "trainer.total_training_steps": 8,
+    "+r3_method.reflection.train_as": "both",
+    "+r3_method.max_reflections": 1,
+    "+r3_method.query_key": "prompt",
+}
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another loss, two updates per batch, reflection answers under both prompts, no log-probs of the engine's.
+    """A policy that learns, another loss, two updates per batch, answers under both prompts, no log-probs of engine's.
 
     Every second batch holds two queries twice.
     """
@@ -44,23 +67,18 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     queries = contract.queries()
     again = [replace(queries[i], id=f"q{i} again") for i in (5, 6)]  # histories are kept by the prompt here
     running.prepare(folder, [*queries[:4], *queries[5:7], *again])
-    done = running.run(
-        folder,
-        {"What is 1+1?": [0, 1, 2, 3], "What is 2+2?": [1]},
-        actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean",
-        actor_rollout_ref__actor__ppo_mini_batch_size=2,
-        actor_rollout_ref__rollout__calculate_log_probs=False,
-        trainer__total_training_steps=8,
-        trainer__save_freq=-1,
-        **{"+r3_method.reflection.train_as": "both", "+r3_method.max_reflections": 1, "+r3_method.query_key": "prompt"},
-    )
+    done = running.run(folder, "v1", {"What is 1+1?": [0, 1, 2, 3], "What is 2+2?": [1]}, **OTHER)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 
 def metrics(folder: Path) -> dict[int, dict[str, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["data"] for line in lines}
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for file in sorted(folder.glob("metrics-*.jsonl")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            found[line["step"]] |= line["data"]
+    found.pop(0, None)  # verl's validation before the first step
+    return dict(found)
 
 
 def updates(folder: Path) -> dict[int, dict[int, dict[str, Any]]]:
@@ -69,7 +87,7 @@ def updates(folder: Path) -> dict[int, dict[int, dict[str, Any]]]:
     for path in sorted(folder.glob("update-*.pkl")):
         step, number, _ = map(int, path.stem.split("-")[1:])
         part = pickle.loads(path.read_bytes())
-        one = found[step].setdefault(number, {"mini_batch_size": part["mini_batch_size"], "rows": []})
+        one = found[step].setdefault(number, {**part, "rows": []})
         one["rows"] += part["rows"]
     return found
 
@@ -77,7 +95,7 @@ def updates(folder: Path) -> dict[int, dict[int, dict[str, Any]]]:
 def everything(path: Path) -> list[tuple[Any, ...]]:
     """All samples of a buffer, as comparable values."""
     with SampleBuffer.open_reader(path) as buffer:
-        found = [s for own in buffer.history([q.id for q in contract.queries()]).values() for s in own]
+        found = list(buffer.find(range(1, 1000)).values())
     return sorted(
         (s.id, s.query_id, s.tokens.tobytes(), s.logprobs.tobytes(), s.outcome, s.reward, s.step, s.context.kind)
         for s in found
@@ -99,28 +117,34 @@ def seen(result: StepResult) -> list[Any]:
     ]
 
 
-def test_all_three_mechanisms_fire_and_are_logged(whole: Path) -> None:
-    logged = metrics(whole)
+@pytest.mark.parametrize("name", ["whole", "v0"])
+def test_all_three_mechanisms_fire_and_are_logged(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    logged = metrics(folder)
     assert list(logged) == list(range(1, 9))
-    for name in ("replay/samples", "groups/reflection", "ranking/samples", "replay/cross_context"):
-        assert sum(step[f"r3_method/{name}"] for step in logged.values()) > 0, name
+    for metric in ("replay/samples", "groups/reflection", "ranking/samples", "replay/cross_context"):
+        assert sum(step[f"r3_method/{metric}"] for step in logged.values()) > 0, metric
     # Reflection groups of a step are taken in that step, none is left to the next.
-    for number, result in running.steps(whole).items():
+    for number, result in running.steps(folder).items():
         assert {s.step for mixed in result.groups for s in mixed.group.samples} == {number}
         assert logged[number]["r3_method/groups"] == len(result.groups)
 
 
-def test_the_run_opens_in_the_viewer(whole: Path) -> None:
+@pytest.mark.parametrize("name", ["whole", "v0"])
+def test_the_run_opens_in_the_viewer(name: str, request: pytest.FixtureRequest) -> None:
     """Its record agrees with what verl logged, and every page has an answer."""
-    run = open_runs([whole / "checkpoints"])[0]
+    folder = request.getfixturevalue(name)
+    run = open_runs([folder / "checkpoints"])[0]
     api = Api([run])
     columns = api.answer("metrics", {})["columns"]
-    logged = metrics(whole)
+    logged = metrics(folder)
     assert run.metrics.steps == list(logged)
-    for name in ("groups/plain", "replay/samples", "ranking/samples", "reflection/built"):
-        assert columns[name] == [step[f"r3_method/{name}"] for step in logged.values()], name
+    for metric in ("groups/plain", "replay/samples", "ranking/samples", "reflection/built"):
+        assert columns[metric] == [step.get(f"r3_method/{metric}") for step in logged.values()], metric
+    norms = [step["actor/grad_norm"] for step in logged.values()]
+    assert columns["update/grad_norm"] == pytest.approx(norms, abs=1e-4)  # as many digits as it keeps
     assert run.state()["status"] == "finished"
-    for number, result in running.steps(whole).items():
+    for number, result in running.steps(folder).items():
         groups = api.answer("step", {"step": str(number)})["groups"]
         assert [group["query"] for group in groups] == [mixed.group.query.id for mixed in result.groups]
         assert api.answer("group", {"step": str(number), "group": "0"})["samples"]
@@ -129,10 +153,24 @@ def test_the_run_opens_in_the_viewer(whole: Path) -> None:
     assert {"method.name", "verl.data.train_batch_size"} <= keys
 
 
-def test_past_samples_stay_out_of_verls_statistics_of_answers(whole: Path) -> None:
-    for number, result in running.steps(whole).items():
-        lengths = [len(sample) for sample in result.samples]
-        assert metrics(whole)[number]["response_length/mean"] == pytest.approx(sum(lengths) / len(lengths))
+def test_verls_validation_asks_no_reflection_prompts(v0: Path) -> None:
+    """It goes through the same stage as a step's batch: before the first step, and again where the run was resumed."""
+    lines = [json.loads(file.read_text().splitlines()[0]) for file in sorted(v0.glob("metrics-*.jsonl"))]
+    assert [line["step"] for line in lines] == [0, 4]
+    first = [(Recording.nth(query.prompt, 1)[0], query.answer) for query in contract.queries()]
+    right = [not one.truncated and judge(char_tokenizer().decode(one.tokens), answer) for one, answer in first]
+    for line in lines:
+        assert line["data"]["val-core/contract/acc/mean@1"] == pytest.approx(sum(right) / len(right))
+
+
+@pytest.mark.parametrize("name", ["whole", "v0"])
+def test_past_samples_stay_out_of_verls_statistics_of_answers(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    logged = metrics(folder)
+    for number, result in running.steps(folder).items():
+        lengths, rewards = [len(s) for s in result.samples], [outcome_reward(s) for s in result.samples]
+        assert logged[number]["response_length/mean"] == pytest.approx(sum(lengths) / len(lengths))
+        assert logged[number]["critic/score/mean"] == pytest.approx(sum(rewards) / len(rewards))
 
 
 def test_failed_rollouts_leave_the_batch_and_the_run_goes_on(other: Path) -> None:
@@ -152,10 +190,10 @@ def test_a_past_sample_joins_both_groups_of_a_query_that_a_batch_holds_twice(oth
     assert shared > 0
 
 
-@pytest.mark.parametrize("name", ["whole", "other"])
+@pytest.mark.parametrize("name", ["whole", "other", "v0"])
 def test_the_number_of_updates_stays_though_the_batch_grows(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
-    expected = {"whole": 1, "other": 2}[name]
+    expected = {"whole": 1, "other": 2, "v0": 1}[name]
     grown = 0
     for parts in updates(folder).values():
         assert len(parts) == expected
@@ -165,7 +203,7 @@ def test_the_number_of_updates_stays_though_the_batch_grows(name: str, request: 
     assert grown > 0
 
 
-@pytest.mark.parametrize("name", ["whole", "other"])
+@pytest.mark.parametrize("name", ["whole", "other", "v0"])
 def test_every_member_of_a_mixed_group_is_trained_once(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
     for number, parts in updates(folder).items():
@@ -184,15 +222,41 @@ def test_every_member_of_a_mixed_group_is_trained_once(name: str, request: pytes
         assert not trained
 
 
-@pytest.mark.parametrize(("name", "normalise"), [("whole", "token-mean"), ("other", "seq-mean-token-mean")])
-def test_verls_loss_is_the_methods(name: str, normalise: str, request: pytest.FixtureRequest) -> None:
-    """With a policy that stands still, verl's loss over the rows it was given is the loss of `r3.method.objective`."""
+@pytest.mark.parametrize("name", ["whole", "v0"])
+def test_the_loss_that_verls_workers_had_is_the_methods(name: str, request: pytest.FixtureRequest) -> None:
+    """With a policy that stands still, the loss of the one update is that of `r3.method.objective`."""
     folder = request.getfixturevalue(name)
     for number, parts in updates(folder).items():
-        found = sum(verls_loss(part, normalise) for part in parts.values()) / len(parts)
+        assert parts[0]["loss"] == pytest.approx(
+            methods_loss(running.steps(folder)[number], parts[0]["rows"]), abs=1e-6
+        )
+
+
+def test_verls_loss_over_two_updates_is_the_methods(other: Path) -> None:
+    """Were the policy to stand still from one to the next, which it does not: that of the first is as verl had it."""
+    for number, parts in updates(other).items():
+        losses = [verls_loss(part, "seq-mean-token-mean") for part in parts.values()]
+        assert parts[0]["loss"] == pytest.approx(losses[0], abs=1e-6)
         rows = [row for part in parts.values() for row in part["rows"]]
-        tolerance = 0.2 if normalise == "token-mean" and len(parts) > 1 else 1e-6
-        assert found == pytest.approx(methods_loss(running.steps(folder)[number], rows), abs=tolerance)
+        assert sum(losses) / 2 == pytest.approx(methods_loss(running.steps(other)[number], rows), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["other", "v0"])
+def test_rows_pass_through_the_weights_that_the_server_got(name: str, request: pytest.FixtureRequest) -> None:
+    """The log-probs that verl's sharded workers had for every row, by a plain model with the weights they sent off."""
+    folder = request.getfixturevalue(name)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    sent = {number: torch.load(folder / f"weights-{number}.pt") for number in range(8)}
+    moved = max(float((sent[7][key] - sent[0][key]).abs().max()) for key in sent[0])
+    assert moved > 1e-3 if name == "other" else moved < 1e-6
+    for number, parts in updates(folder).items():
+        model.load_state_dict(sent[number - 1])
+        for row in (row for part in parts.values() for row in part["rows"]):
+            ids, length = torch.tensor([row["prompts"] + row["responses"]]), len(row["responses"])
+            with torch.no_grad():
+                log_TV = model(ids).logits[0].log_softmax(-1)[-length - 1 : -1]
+            expected = log_TV.gather(1, ids[0, -length:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(row["old_log_probs"]), expected, rtol=0, atol=1e-4)
 
 
 def verls_loss(part: dict[str, Any], normalise: str) -> float:
@@ -239,20 +303,29 @@ def methods_loss(result: StepResult, rows: list[dict[str, Any]]) -> float:
     return float(policy_loss(torch.cat(old), batch, ObjectiveSettings()).loss)
 
 
-def test_resume_is_exact(whole: Path, tmp_path: Path) -> None:
-    """From the fourth of eight steps: the same decisions, and in the end the same buffer."""
-    shutil.copytree(whole / "model", tmp_path / "model")
-    shutil.copy(whole / "train.parquet", tmp_path)
+def test_resume_is_exact(other: Path, tmp_path: Path) -> None:
+    """From the fourth of eight steps: the same decisions, and in the end the same buffer and the same weights."""
+    shutil.copytree(other / "model", tmp_path / "model")
+    for name in ("train.parquet", "asked-4.json"):
+        shutil.copy(other / name, tmp_path)
     checkpoints = tmp_path / "checkpoints"
-    shutil.copytree(whole / "checkpoints/global_step_4", checkpoints / "global_step_4")
+    shutil.copytree(other / "checkpoints/global_step_4", checkpoints / "global_step_4")
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("4")
-    done = running.run(tmp_path)
+    done = running.run(tmp_path, "v1", **OTHER)
     assert done.returncode == 0, done.stderr[-4000:]
-    expected, found = running.steps(whole), running.steps(tmp_path)
+    expected, found = running.steps(other), running.steps(tmp_path)
     assert list(found) == [5, 6, 7, 8]
     for number, result in found.items():
         assert seen(result) == seen(expected[number])
         assert result.counts == expected[number].counts
     last = Path("checkpoints/global_step_8") / FILE
-    assert everything(tmp_path / last) == everything(whole / last)
-    assert everything(tmp_path / last) != everything(whole / "checkpoints/global_step_4" / FILE)
+    assert everything(tmp_path / last) == everything(other / last)
+    assert everything(tmp_path / last) != everything(other / "checkpoints/global_step_4" / FILE)
+    ours, theirs = (torch.load(folder / "weights-8.pt") for folder in (tmp_path, other))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_both_trainers_fill_the_same_buffer(whole: Path, v0: Path) -> None:
+    """V0's though it was stopped half-way; the contract's test holds what they decide against our own loop."""
+    last = Path("checkpoints/global_step_8") / FILE
+    assert everything(v0 / last) == everything(whole / last)

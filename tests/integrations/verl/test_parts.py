@@ -1,4 +1,4 @@
-"""The plugin's parts against verl's real ones: its config, its data set, its reward workers' calls, plugin loading.
+"""Parts of R³ in verl against verl's real ones: its config, data set, reward workers' calls, plugin loading.
 
 Covers r3.integrations.verl.config, r3.integrations.verl.reward, r3.integrations.verl.transfer,
 r3.integrations.common.buffer_copies, r3.integrations.common.groups.
@@ -7,175 +7,36 @@ r3.integrations.common.buffer_copies, r3.integrations.common.groups.
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from hydra import compose, initialize_config_dir, initialize_config_module
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl import DataProto
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.utils.config import validate_config
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from r3.algorithm import Prompt
-from r3.config import load_config
 from r3.errors import ConfigError
 from r3.integrations.common.buffer_copies import FILE, prune_copies
 from r3.integrations.common.groups import Answer
-from r3.integrations.verl import ESTIMATOR, transfer
+from r3.integrations.verl import dataproto
 from r3.integrations.verl.__main__ import main
-from r3.integrations.verl.config import checked, settings_of
+from r3.integrations.verl.core import Batch, Core, Joining, answer_of
 from r3.integrations.verl.dataset import Templated, check_ids, query_of
 from r3.integrations.verl.reward import R3RewardManager
-from r3.integrations.verl.trainer import R3Trainer, _Batch
 from r3.method.reflection import plain_prompt
-from r3.samples import Context, Query
-from tests.integrations.verl.running import overrides, prepare
+from r3.samples import Context, Query, Sample
+from tests.integrations.verl.configs import composed, taken, verl_config
+from tests.integrations.verl.running import prepare
 from tests.tokenizing import char_tokenizer, chat_tokenizer
 from tests.train.tiny import ROOT, run_r3
-
-
-@cache
-def composed() -> Any:
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", overrides(Path("folder")))
-
-
-def verl_config(folder: Path, *more: str) -> Any:
-    """verl's config with the contract's overrides and more of them, without composing it anew (a second each time)."""
-    config = copy.deepcopy(composed())
-    for override in (f"actor_rollout_ref.model.path={folder / 'model'}", *more):
-        key, _, value = override.lstrip("+").partition("=")
-        OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
-    return config
-
-
-# ---------------------------------------------------------------- config
-
-
-def composed_recipe(recipe: str, *more: str) -> Any:
-    """A recipe as run.sh gives it to verl, found valid by verl and by the plugin."""
-    with initialize_config_dir(str(ROOT / "recipes/verl"), version_base=None):
-        config = compose(recipe, ["data.train_files=train.parquet", "data.val_files=heldout.parquet", *more])
-    OmegaConf.resolve(config)
-    validate_config(config, use_reference_policy=False, use_critic=False)
-    settings = checked(config)
-    assert (settings.replay.enabled, settings.reflection.enabled, settings.ranking.enabled) == (True, True, True)
-    assert settings.objective.normalise == "sequence"
-    room = config.data.max_prompt_length + config.data.max_response_length
-    assert config.actor_rollout_ref.rollout.max_model_len == room
-    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= room
-    return config
-
-
-@pytest.mark.parametrize("recipe", ["deepscaler-1.5b", "deepscaler-7b"])
-def test_recipes_have_the_papers_numbers(recipe: str) -> None:
-    config = composed_recipe(recipe)
-    assert config.data.max_response_length == 8192
-    assert checked(config).reward.length_limit == 32768
-
-
-def test_the_recipe_for_one_card_is_that_of_our_loop() -> None:
-    config = composed_recipe("gsm8k-smollm2", "actor_rollout_ref.model.path=model", "trainer.n_gpus_per_node=1")
-    ours, settings = load_config(ROOT / "recipes/gsm8k-smollm2.yaml"), checked(config)
-    assert config.data.train_batch_size == ours.train.queries_per_step
-    assert config.data.max_response_length == ours.rollout.max_tokens
-    rollout = config.actor_rollout_ref.rollout
-    assert (rollout.n, rollout.temperature) == (ours.rollout.group_size, ours.rollout.temperature)
-    assert config.actor_rollout_ref.actor.optim.lr == ours.train.learning_rate
-    assert settings.reward == ours.reward
-    assert (settings.replay, settings.ranking) == (ours.method.replay, ours.method.ranking)
-    # A run of few epochs: reflection as early as the paper has it.
-    assert settings.reflection == ours.method.reflection.model_copy(update={"from_epoch": 2})
-
-
-def test_every_recipe_is_named_where_a_user_gets_the_name_wrong() -> None:
-    said = (ROOT / "recipes/verl/run.sh").read_text()
-    names = {path.stem for path in (ROOT / "recipes/verl").glob("*.yaml")} - {"r3"}
-    assert len(names) == 3
-    assert all(said.count(name) >= 2 for name in names)
-
-
-@pytest.mark.parametrize(
-    ("override", "fix"),
-    [
-        ("+r3_method.name=dapo", r"\+r3_method.resample=off"),
-        ("+r3_method.name=rl-zvp", "are of r3 train alone"),
-        ("+r3_method.name=polaris", "copies"),
-        ("+r3_method.name=prompt-replay", "verl's sampler does"),
-        ("+r3_method.name=exgrpo", "verl's sampler does"),
-        ("+r3_method.name=sdpo", "teacher's prompt"),
-        ("+r3_method.replay.when=always", "are of r3 train alone"),
-        ("+r3_method.reflection.budget=shared", "groups have one size"),
-        ("+r3_method.replay.ratio=first_replayed", r"replay\.max_repeats"),
-        ("+r3_method.buffer.successes_from=runs/first", "is of r3 train alone"),
-        ("+r3_method.name=gspo", "the surrogate is verl's to set"),
-        ("+algorithm.filter_groups={enable: true, metric: acc}", "algorithm.filter_groups.enable=false"),
-        ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=r3_mixed_group"),
-        ("reward.reward_manager.name=naive", "reward.reward_manager.name=r3_reward"),
-        ("reward.reward_model.enable=true", "reward.reward_model.enable=false"),
-        ("critic.enable=true", "leave critic.enable unset"),
-        ("algorithm.use_kl_in_reward=true", "use_kl_loss"),
-        ("algorithm.rollout_correction.bypass_mode=true", "bypass_mode=false"),
-        ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=null"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "use one of vanilla, gspo, cispo"),
-        ("actor_rollout_ref.actor.loss_agg_mode=token-sum", "use one of token-mean"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor"),
-        ("data.max_prompt_length=100", r"\+r3_method.reflection.max_prompt_tokens=100"),
-        ("actor_rollout_ref.rollout.multi_turn.enable=true", "multi_turn.enable=false"),
-        ("trainer.v1.sampler.sync_refill_failed_groups=true", "sync_refill_failed_groups=false"),
-        ("skip.rollout_tq.enable=true", "skip.rollout_tq.enable=false"),
-        ("+r3_method.objective.clip_high=0.3", "clip_ratio_high"),
-        ("+r3_method.repaly.k=3", "r3_method.repaly: no such setting; did you mean replay?"),
-        ("+r3_method.replay.kk=3", r"r3_method.replay.kk: no such setting; did you mean replay.k\?"),
-        ("+r3_method.query_key=uid", "r3_method.query_key: Input should be 'index' or 'prompt'"),
-    ],
-)
-def test_what_cannot_go_together_is_refused_with_the_fix(tmp_path: Path, override: str, fix: str) -> None:
-    with pytest.raises(ConfigError, match=fix):
-        checked(verl_config(tmp_path, override))
-
-
-@pytest.mark.parametrize("preset", ["grpo", "r3", "r3-paper", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"])
-def test_presets(tmp_path: Path, preset: str) -> None:
-    settings = checked(verl_config(tmp_path, f"+r3_method.name={preset}"))
-    on = {"replay": settings.replay.enabled, "reflection": settings.reflection.enabled}
-    on["ranking"] = settings.ranking.enabled
-    off = set(on) if preset == "grpo" else {preset.removeprefix("r3-no-")}
-    assert {name for name, enabled in on.items() if not enabled} == off & set(on)
-
-
-@pytest.mark.parametrize(
-    ("override", "normalise", "ratio", "constant"),
-    [
-        ("actor_rollout_ref.actor.loss_agg_mode=token-mean", "token", "token", None),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "constant", "token", 1),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "sequence", "sequence", None),
-    ],
-)
-def test_denominators_are_verls(
-    tmp_path: Path, override: str, normalise: str, ratio: str, constant: int | None
-) -> None:
-    objective = settings_of(verl_config(tmp_path, override)).objective
-    assert (objective.normalise, objective.ratio) == (normalise, ratio)
-    assert constant is None or objective.constant_length == constant
-
-
-def test_the_estimator_is_for_the_trainer_alone() -> None:
-    with pytest.raises(RuntimeError, match="trainer_mode=r3_sync"):
-        get_adv_estimator_fn(ESTIMATOR)(token_level_rewards=torch.zeros(1, 2), response_mask=torch.ones(1, 2))
-
 
 # ---------------------------------------------------------------- data
 
@@ -266,6 +127,21 @@ def test_rewards_are_the_papers_with_token_lengths(tmp_path: Path) -> None:
     assert [one["reward_extra_info"]["truncated"] for one in (wrong, boxless, cut)] == [0, 0, 1]
 
 
+def test_an_answers_parts_add_up_to_its_reward(tmp_path: Path) -> None:
+    """DAPO's punishment of long answers among them."""
+    prepare(tmp_path)
+    config = verl_config(tmp_path, "+r3_method.name=dapo", "+r3_method.resample=off", "data.max_response_length=10")
+
+    async def judge() -> dict[str, Any]:
+        return await R3RewardManager(config, char_tokenizer(), lambda **_: 1.0).run_single(answer("it is 1.5"))
+
+    told = asyncio.run(judge())
+    one = np.ones(1, np.int32)
+    rewards = answer_of(one, one, None, told["reward_extra_info"]).rewards
+    assert rewards == {"correct": 1.0, "length": 0.0, "overlong": -0.5}
+    assert sum(rewards.values()) == told["reward_score"]
+
+
 @pytest.mark.parametrize("told", [0.7, {"score": 0.7}])
 def test_a_judge_of_the_users_own(tmp_path: Path, told: Any) -> None:
     prepare(tmp_path)
@@ -289,24 +165,74 @@ def given(prompt: list[int]) -> Answer:
 
 
 def test_a_reflection_prompt_that_verl_cut_stops_the_run() -> None:
-    trainer = object.__new__(R3Trainer)
+    core = Core(composed(), taken(composed()))
     query, shown = Query("q", "?"), Context("reflection", 1)
     plain = Prompt(query, 2, 0, np.array([1, 2]), "?")
     asked = {"plain": plain, "reflecting": Prompt(query, 2, 0, np.array([3, 4, 5]), "??", shown, plain.tokens)}
     answers = {"plain": {"plain_0_0": given([1, 2])}, "reflecting": {"reflecting_0_0": given([3, 4, 5])}}
-    trainer._r3 = _Batch(asked, {})
-    trainer._take_answers(answers)
-    assert [prompt.context.kind for prompt, _ in trainer._r3.answers] == ["plain", "reflection"]
+    core._batch = Batch(2, 1, asked, {})
+    core.answered(answers)
+    assert [prompt.context.kind for prompt, _ in core.batch.answers] == ["plain", "reflection"]
     asked["reflecting"] = replace(asked["reflecting"], tokens=np.array([2, 3, 4, 5]))
     with pytest.raises(ValueError, match=r"cut a reflection prompt of 4 tokens .* data\.max_prompt_length"):
-        trainer._take_answers(answers)
+        core.answered(answers)
 
 
 def test_answers_of_another_reward_manager_are_refused() -> None:
     with pytest.raises(ValueError, match=r"without reward_correct.* reward\.reward_manager\.name=r3_reward"):
-        transfer._answer(
-            np.ones(1, np.int32), np.ones(1, np.int32), None, {"reward_extra_info": {"acc": 1, "truncated": 0}}
-        )
+        answer_of(np.ones(1, np.int32), np.ones(1, np.int32), None, {"acc": 1, "truncated": 0})
+
+
+# ---------------------------------------------------------------- rows in a DataProto
+
+
+def one_row() -> DataProto:
+    """A row of V0's: prompt 7 8 in room for three tokens, answer 9 in room for two."""
+    columns = {
+        "prompts": [0, 7, 8],
+        "responses": [9, 0],
+        "input_ids": [0, 7, 8, 9, 0],
+        "attention_mask": [0, 1, 1, 1, 0],
+        "position_ids": [0, 0, 1, 2, 2],
+        "response_mask": [1, 0],
+        "rm_scores": [1.0, 0.0],
+        "rollout_log_probs": [-0.5, 0.0],
+    }
+    batch = TensorDict({name: torch.tensor([values]) for name, values in columns.items()}, batch_size=1)
+    rows = DataProto(batch=batch, non_tensor_batch={"uid": np.array(["a"], dtype=object)})
+    dataproto.name_rows(rows)
+    return rows
+
+
+def joining(prompt: list[int], tokens: list[int]) -> Joining:
+    drawn = np.full(len(tokens), -0.25, np.float32)
+    sample = Sample("q", np.asarray(tokens, np.int32), drawn, outcome=True, reward=1.0, reward_parts={"correct": 1.0})
+    return Joining("a_4_0", "a_0_0", np.asarray(prompt, np.int32), sample)
+
+
+def test_a_past_sample_and_an_empty_row_as_a_dataproto_has_them() -> None:
+    rows = one_row()
+    dataproto.add_rows(rows, [joining([5], [3, 4])], until=3, end=1)
+    assert rows.non_tensor_batch[dataproto.KEYS].tolist() == ["a_0_0", "a_4_0", ""]
+    assert rows.non_tensor_batch["uid"].tolist() == ["a", "a", "empty 0"]
+    found = {name: column.tolist() for name, column in rows.batch.items()}
+    assert found["input_ids"] == [[0, 7, 8, 9, 0], [0, 0, 5, 3, 4], [0, 0, 1, 1, 0]]
+    assert found["attention_mask"] == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 0]]
+    assert found["position_ids"][1] == [0, 0, 0, 1, 2]
+    assert found["response_mask"] == [[1, 0], [1, 1], [0, 0]]
+    assert found["rm_scores"] == [[1, 0], [0, 1], [0, 0]]
+    assert found["rollout_log_probs"] == [[-0.5, 0], [-0.25, -0.25], [0, 0]]
+    dataproto.keep(rows, ["a_0_0"])
+    assert (len(rows), rows.batch["responses"].tolist()) == (1, [[9, 0]])
+
+
+def test_rows_that_a_batch_cannot_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"3 tokens .* data\.max_response_length, 2: leave both as they were"):
+        dataproto.add_rows(one_row(), [joining([5], [3, 4, 6])], until=2, end=1)
+    rows = one_row()
+    rows.batch["routed_experts"] = torch.zeros(1, 5, 1, 1)
+    with pytest.raises(ValueError, match=r"no expert routes .*r3_method\.name=r3-no-replay"):
+        dataproto.add_rows(rows, [joining([5], [3])], until=2, end=1)
 
 
 # ---------------------------------------------------------------- loading, checkpoints

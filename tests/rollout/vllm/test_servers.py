@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,11 +26,12 @@ from r3.rollout.vllm.servers import VllmServerEngine
 from r3.rollout.vllm.weights import Publisher, merged_weights
 from tests.rollout.models import answers
 from tests.train import tiny
+from tests.train.test_ahead import logprobs_of, rows_of
 from tests.train.tiny import overrides, read_metrics
 
 from .models import gap, policy_of, questions, save_model, shake, tokens_of
 from .serving import Server
-from .test_training import MECHANISMS, on_policy
+from .test_engine import MECHANISMS, on_policy
 
 BOUND = 1e-5
 SAMPLING = Sampling(40, (2,))
@@ -137,10 +140,13 @@ class Fate:
 
     def __init__(self, server: Server, at: int, *, returns: bool) -> None:
         self.server, self.at, self.returns, self.responses = server, at, returns, 0
+        self.beside = False
+        """Whether it struck while responses came on another thread than the update's."""
 
     def count(self) -> None:
         self.responses += 1
         if self.responses == self.at:
+            self.beside = threading.current_thread() is not threading.main_thread()
             self.server.kill()
             if self.returns:
                 self.server.start()
@@ -219,6 +225,57 @@ def test_a_server_that_came_back_has_a_share_again(pair: tuple[Server, Server], 
     engine = engine_over(policy, *pair)
     assert gap(policy, questions(), answers(engine, questions(), SAMPLING)) < BOUND
     assert [weights_of(server) for server in pair] == [engine.version] * 2
+
+
+# ------------------------------------------------------------- generating while the update runs
+
+
+@pytest.fixture(scope="module")
+def ahead(pair: tuple[Server, Server], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead")
+    more = {"rollout__ahead": 1, "run__checkpoint_every": 1, "run__keep_checkpoints": 9}
+    assert main(["train", "--quiet", *settings(folder, model, *pair, **more)]) == 0
+    return folder / "run"
+
+
+def test_a_whole_run_one_step_ahead(ahead: Path, model: Path) -> None:
+    """The servers drew each step's answers from the weights before the last update, by a plain forward of those."""
+    metrics = read_metrics(ahead)
+    assert len(metrics) == 9
+    for name in MECHANISMS:
+        assert sum(line.get(name) or 0 for line in metrics) > 0, name
+    weights = [model, *sorted(ahead.glob("checkpoints/step-*/policy"))]
+    for step in range(2, 9):
+        fresh = [row for row in rows_of(ahead, step) if row["step"] == step and row["drawn_in"] == row["context"]]
+        for row in fresh[:3]:
+            np.testing.assert_allclose(row["logprobs"], logprobs_of(weights[step - 2], row), atol=1e-4)
+            moved = np.abs(row["logprobs"] - logprobs_of(weights[step - 1], row)).max()
+            assert moved > 1e-3 or not metrics[step - 1]["update/count"]
+    assert metrics[2]["update/count"], "for the next test: the third step's answers are of other weights than its own"
+
+
+def test_resumed_one_step_ahead_it_goes_on_as_if_uninterrupted(ahead: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(ahead, run)
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        if checkpoint.name > "step-000003":
+            shutil.rmtree(checkpoint)
+    assert main(["train", "--quiet", "--resume", str(run)]) == 0
+    same(read_metrics(run), read_metrics(ahead))
+
+
+def test_the_only_server_killed_while_the_update_runs_is_given_the_weights_before_it(
+    pair: tuple[Server, Server], model: Path, ahead: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fate = Fate(pair[0], 40, returns=True)  # of 16 for each of the first two steps, and the third's
+    with caplog.at_level(logging.WARNING):
+        assert train(settings(tmp_path, model, pair[0], rollout__ahead=1), fate) == 0
+    assert fate.beside
+    assert f"{pair[0].address} is back" in caplog.text
+    same(read_metrics(tmp_path / "run"), read_metrics(ahead))
+
+
+# ------------------------------------------------------------- servers that stay away
 
 
 def test_a_server_that_does_not_come_back_ends_the_run_which_goes_on_with_another(

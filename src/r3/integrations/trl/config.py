@@ -46,6 +46,9 @@ ELSEWHERE = {
     "polaris": "its copies weigh a group twice, and TRL's rows weigh the same",
     "prompt-replay": "it chooses the queries of a step, and here TRL's sampler does",
     "sdpo": "the nearest is trl.experimental.sdpo",
+    "luffy": "its surrogate on the demonstration's row would be TRL's to set",
+    "sage": "it asks again within a step, and TRL's step generates once",
+    "critique": "it asks again within a step, and TRL's step generates once",
 }
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 
@@ -149,7 +152,10 @@ class R3Config(GRPOConfig):
 
 def changes_training(method: MethodSettings) -> bool:
     """Whether anything of the method is on that TRL's own trainer has not."""
-    parts = (method.replay, method.reflection, method.ranking, method.resample, method.revisit, method.distill)
+    parts = (
+        *(method.replay, method.reflection, method.ranking, method.resample, method.revisit, method.distill),
+        *(method.demonstration, method.hint, method.critique),
+    )
     return any(part.enabled for part in parts)
 
 
@@ -183,6 +189,16 @@ def _conflicts(args: R3Config, method: MethodSettings) -> list[tuple[bool, str]]
             method.distill.enabled,
             "r3_overrides: distill (sdpo) scores answers under a teacher's prompt, and TRL's step has no place for "
             "that: leave it out, or use r3 train or trl.experimental.sdpo",
+        ),
+        (
+            method.demonstration.enabled,
+            "r3_overrides: demonstration (luffy) trains on rows of the data with a surrogate of its own, which is of "
+            "r3 train alone: leave it out",
+        ),
+        (
+            method.hint.enabled or method.critique.enabled,
+            "r3_overrides: hint (sage) and critique ask again within a step, and TRL's step generates once: leave them "
+            "out, or use r3 train",
         ),
         (
             method.revisit.enabled,

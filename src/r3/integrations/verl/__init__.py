@@ -1,4 +1,6 @@
-"""R³ inside verl's V1 trainer, as a plugin: `trainer.v1.trainer_mode=r3_sync`. `docs/verl.md` is the guide.
+"""R³ in verl's trainers: V1 as a plugin (`trainer.v1.trainer_mode=r3_sync`), V0 by `python -m r3.integrations.verl.v0`.
+
+`docs/verl.md` is the guide.
 
 verl finds the plugin through its entry points (`verl.plugins`) in every process that imports verl, and says nothing if
 that fails: `python -m r3.integrations.verl` tells. The stage methods that the plugin extends change between minor
@@ -14,6 +16,8 @@ TESTED = ("0.9",)
 KEY = "r3_method"
 """Our section of verl's config. Not `r3`: that name is router replay's there."""
 TRAINER = "r3_sync"
+V0 = "r3.integrations.verl.v0"
+"""The command that runs verl's older trainer, `RayPPOTrainer`, with R³."""
 ESTIMATOR = "r3_mixed_group"
 REWARD = "r3_reward"
 FIX = f"pip install 'r3-rl[verl]' 'verl=={TESTED[-1]}.*'"

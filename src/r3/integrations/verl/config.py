@@ -6,6 +6,7 @@ What verl has a setting for stays verl's: the clip (`clip_ratio_low`, `clip_rati
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -93,21 +94,53 @@ def settings_of(config: DictConfig) -> VerlSettings:
     return settings.model_copy(update={"ranking": ranking})
 
 
-def checked(config: DictConfig) -> VerlSettings:
+Conflicts = Sequence[tuple[bool, str]]
+"""Whether two settings cannot go together, and the fix."""
+
+
+def checked(config: DictConfig, conflicts_of_trainer: Conflicts) -> VerlSettings:
     """The settings, or a ConfigError for the first of verl's settings that they cannot go with."""
     settings = settings_of(config)
-    for conflict, fix in _conflicts(config, settings):
+    for conflict, fix in [*_of_presets(settings), *_conflicts(config, settings), *conflicts_of_trainer]:
         if conflict:
             raise ConfigError(fix)
     return settings
 
 
-def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, str]]:
-    """What cannot go together, and the fix of each."""
-    actor_rollout, algorithm, sampler = config.actor_rollout_ref, config.algorithm, config.trainer.v1.sampler
-    loss, limit = actor_rollout.actor.policy_loss.loss_mode, config.data.max_prompt_length
-    correction: Any = algorithm.get("rollout_correction") or {}
-    reflecting = settings.reflection.enabled and settings.reflection.max_prompt_tokens > limit
+def conflicts_of_v1(config: DictConfig) -> Conflicts:
+    """Settings of verl's V1 trainer alone."""
+    return [
+        (
+            bool(config.trainer.v1.sampler.get("sync_refill_failed_groups")),
+            "failed groups are left out of the batch: set trainer.v1.sampler.sync_refill_failed_groups=false",
+        ),
+        (bool(config.skip.rollout_tq.enable), "cached rollouts have no history: set skip.rollout_tq.enable=false"),
+    ]
+
+
+def conflicts_of_v0(config: DictConfig) -> Conflicts:
+    """Settings of verl's V0 trainer alone."""
+    whole = config.data.train_batch_size
+    return [
+        (
+            not config.trainer.balance_batch,
+            "past answers join where verl balances the batch over its workers: set trainer.balance_batch=true",
+        ),
+        (
+            (config.data.get("gen_batch_size") or whole) != whole,
+            f"a step's queries are asked together: leave data.gen_batch_size unset, or at {whole}",
+        ),
+        (
+            bool(config.actor_rollout_ref.actor.get("use_prefix_grouper")),
+            "use_prefix_grouper wants groups of one size, and replay makes them larger: set "
+            "actor_rollout_ref.actor.use_prefix_grouper=false",
+        ),
+        (bool(config.skip.rollout.enable), "cached rollouts have no history: set skip.rollout.enable=false"),
+    ]
+
+
+def _of_presets(settings: VerlSettings) -> Conflicts:
+    """Methods, and what they are made of, that are not offered in verl."""
     return [
         (
             settings.name in SURROGATES,
@@ -127,6 +160,16 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
         (
             settings.distill.enabled,
             f"{KEY}.distill (sdpo) scores answers under a teacher's prompt, which is of r3 train alone: leave it out",
+        ),
+        (
+            settings.demonstration.enabled,
+            f"{KEY}.demonstration (luffy) trains on rows of the data with a surrogate of its own, which is of r3 train "
+            "alone: leave it out",
+        ),
+        (
+            settings.hint.enabled or settings.critique.enabled,
+            f"{KEY}.hint (sage) and critique ask again within a step, and verl's step generates once: leave them out, "
+            "or use r3 train",
         ),
         (
             settings.revisit.enabled,
@@ -158,6 +201,16 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             f"verl's sampler would draw again for the groups that R³ learns from: set ++{KEY}.resample=off, or for "
             "DAPO run verl's own trainer_mode=sync with algorithm.filter_groups",
         ),
+    ]
+
+
+def _conflicts(config: DictConfig, settings: VerlSettings) -> Conflicts:
+    """Settings of verl's that cannot go together with R³, in either of its trainers."""
+    actor_rollout, algorithm = config.actor_rollout_ref, config.algorithm
+    loss, limit = actor_rollout.actor.policy_loss.loss_mode, config.data.max_prompt_length
+    correction: Any = algorithm.get("rollout_correction") or {}
+    reflecting = settings.reflection.enabled and settings.reflection.max_prompt_tokens > limit
+    return [
         (
             bool((algorithm.get("filter_groups") or {}).get("enable")),
             "algorithm.filter_groups drops the groups that R³ learns from: set algorithm.filter_groups.enable=false",
@@ -176,6 +229,7 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             "R³ needs a verdict, not a score: set reward.reward_model.enable=false",
         ),
         (bool(config.critic.enable), "R³ has no critic: leave critic.enable unset"),
+        (config.trainer.critic_warmup > 0, "R³ has no critic to warm up: set trainer.critic_warmup=0"),
         (
             bool(algorithm.use_kl_in_reward),
             "Eq. 3 is over rewards alone: use actor_rollout_ref.actor.use_kl_loss instead",
@@ -202,9 +256,4 @@ def _conflicts(config: DictConfig, settings: VerlSettings) -> list[tuple[bool, s
             f"++{KEY}.reflection.max_prompt_tokens={limit}",
         ),
         (bool(actor_rollout.rollout.multi_turn.enable), "R³ trains on one turn: set rollout.multi_turn.enable=false"),
-        (
-            bool(sampler.get("sync_refill_failed_groups")),
-            "failed groups are left out of the batch: set trainer.v1.sampler.sync_refill_failed_groups=false",
-        ),
-        (bool(config.skip.rollout_tq.enable), "cached rollouts have no history: set skip.rollout_tq.enable=false"),
     ]

@@ -12,8 +12,9 @@ from r3.integrations.verl import FIX, TRAINER, check_version
 
 try:
     check_version()
+    import r3.integrations.verl.estimator
     import r3.integrations.verl.reward
-    import r3.integrations.verl.trainer  # noqa: F401  # both register what they define
+    import r3.integrations.verl.v1  # noqa: F401  # all register what they define
 except Exception as error:
     message = f"r3: its verl plugin did not load, so verl does not know trainer_mode={TRAINER}"
     print(f"{message}: {type(error).__name__}: {error}; to mend it: {FIX}", file=sys.stderr, flush=True)

@@ -1,39 +1,25 @@
 """verl's rows in TransferQueue: answers read out of them, and rows of other sequences put beside them.
 
-A row's key is `{uid of its prompt}_{session}_{output}`. Uids are new at each draw; the trainer knows what they mean.
+A row's key is `{uid of its prompt}_{session}_{output}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from r3.integrations.common.groups import Answer
-from r3.integrations.verl import REWARD
+from r3.integrations.verl.core import NO_ROUTES, Joining, Passed, answer_of, uid_of
 from r3.method.replay import outcome_reward
-from r3.samples import FloatArray, IntArray, Sample
 
 ANSWER = ["prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields"]
-PARTS = {"reward_correct": "correct", "reward_length": "length"}
-"""What the reward manager calls the parts of a reward, and what the method calls them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """A sequence that joins the batch: a past sample under its group's prompt, or a fresh one under the plain one."""
-
-    key: str
-    like: str
-    """Key of a row of its group, for all that a group's rows have in common."""
-    prompt: IntArray
-    sample: Sample
+PASSED = ["old_log_probs", "entropy", "rollout_log_probs", "response_mask"]
 
 
 def get(batch: KVBatchMeta, fields: Sequence[str]) -> dict[str, list[Any]]:
@@ -48,27 +34,30 @@ def answers(batch: KVBatchMeta) -> dict[str, dict[str, Answer]]:
     data = get(batch, ANSWER)
     by_uid: dict[str, dict[str, Answer]] = {}
     for row, key in sorted(enumerate(batch.keys), key=lambda row_and_key: int(row_and_key[1].rsplit("_", 2)[1])):
-        uid, _, output = key.rsplit("_", 2)
-        if output != "0" or not bool(data["response_mask"][row].all()):
+        if not key.endswith("_0") or not bool(data["response_mask"][row].all()):
             raise ValueError("R³ trains on text answered in one turn: use the agent loop single_turn_agent")
-        behaviour = data["rollout_log_probs"][row].numpy() if "rollout_log_probs" in data else None
-        tokens = data["responses"][row].numpy()
-        by_uid.setdefault(uid, {})[key] = _answer(
-            data["prompts"][row].numpy(), tokens, behaviour, data["extra_fields"][row]
-        )
+        drawn = data["rollout_log_probs"][row].numpy() if "rollout_log_probs" in data else None
+        prompt, tokens = data["prompts"][row].numpy(), data["responses"][row].numpy()
+        told = getattr(data["extra_fields"][row], "data", data["extra_fields"][row]).get("reward_extra_info", {})
+        by_uid.setdefault(uid_of(key), {})[key] = answer_of(prompt, tokens, drawn, told)
     return by_uid
 
 
-def _answer(prompt: IntArray, tokens: IntArray, behaviour: FloatArray | None, extra: Any) -> Answer:
-    told: Mapping[str, float] = getattr(extra, "data", extra).get("reward_extra_info", {})
-    if missing := {"acc", "truncated", *PARTS} - set(told):
-        raise ValueError(
-            f"an answer came without {', '.join(sorted(missing))}: set reward.reward_manager.name={REWARD}"
-        )
-    parts = {part: float(told[name]) for name, part in PARTS.items()}
-    # Log-probs are filled in once the actor has made them, where the rollout engine was not asked for its own.
-    logprobs = np.zeros(len(tokens), np.float32) if behaviour is None else behaviour
-    return Answer(prompt, tokens, logprobs, None, bool(told["truncated"]), bool(told["acc"]), parts)
+def passed(batch: KVBatchMeta) -> tuple[dict[str, Passed], int, bool]:
+    """What verl's pass gave by key, how many tokens are trained on, and whether the engine gave log-probs too."""
+    data = get(batch, PASSED)
+    rows = zip(batch.keys, data["old_log_probs"], data["entropy"], strict=True)
+    tokens = sum(int(mask.sum()) for mask in data["response_mask"])
+    return {key: Passed(old, entropy) for key, old, entropy in rows}, tokens, "rollout_log_probs" in data
+
+
+def as_drawn_now(batch: KVBatchMeta, keys: Sequence[str], by_key: Mapping[str, Passed]) -> None:
+    """Make verl's own correction 1 for these rows: it is for this step's rollouts."""
+    if not keys:
+        return
+    old = torch.nested.as_nested_tensor([by_key[key].old_logprobs for key in keys], layout=torch.jagged)
+    fields = TensorDict({"rollout_log_probs": old}, batch_size=len(keys))
+    tq.kv_batch_put(keys=list(keys), partition_id=batch.partition_id, fields=fields)
 
 
 def add(batch: KVBatchMeta, joining: Sequence[Joining]) -> KVBatchMeta:
@@ -104,10 +93,7 @@ def add(batch: KVBatchMeta, joining: Sequence[Joining]) -> KVBatchMeta:
 
 def _row(new: Joining, like: dict[str, Any]) -> dict[str, Any]:
     if "routed_experts" in like or like["position_ids"].dim() > 1:
-        raise ValueError(
-            "a replayed row has no expert routes and no images: turn router_replay off, use a text model, or set "
-            "++r3_method.name=r3-no-replay"
-        )
+        raise ValueError(NO_ROUTES)
     prompts, responses = torch.tensor(new.prompt, dtype=torch.int64), torch.tensor(new.sample.tokens, dtype=torch.int64)
     mask = torch.ones_like(responses)
     scores = torch.zeros(len(responses))

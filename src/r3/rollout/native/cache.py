@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 PAGE = 64
 """Tokens per page: half a page of each row lies idle on average, and 64 keys are what the kernel reads at a time."""
+VECTOR = 64
+"""Bytes of a vector register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class PagedCache:
         self.free()
         size = (pages * self.shape.page, self.shape.heads, self.shape.head_size)
         for store in (self.keys, self.values):
-            store += [torch.zeros(size, dtype=self.shape.dtype, device=self.device) for _ in range(self.shape.layers)]
+            store += [_zeros(size, self.shape.dtype, self.device) for _ in range(self.shape.layers)]
         addresses = [[k.data_ptr(), v.data_ptr()] for k, v in zip(self.keys, self.values, strict=True)]
         self.bases.copy_(torch.tensor(addresses))
 
@@ -71,3 +75,13 @@ class PagedCache:
         for store in (*self.keys, *self.values):
             pages = store.view(-1, self.shape.page, *store.shape[1:])
             pages.index_copy_(0, target, pages.index_select(0, source))
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on a CPU take memory only where they are written, and begin where a vector's load does."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    numbers = math.prod(size)
+    whole = torch.from_numpy(np.zeros(numbers * dtype.itemsize + VECTOR, np.uint8))
+    start = -whole.data_ptr() % VECTOR
+    return whole[start : start + numbers * dtype.itemsize].view(dtype).view(size)

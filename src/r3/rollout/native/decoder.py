@@ -7,8 +7,9 @@ code and is then captured; all later ones are replays: no Python, no launches on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from operator import mul
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from r3.policy.attention import layout_of
 from r3.policy.compiled import CompiledLayers
+from r3.policy.linear import onednn
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native.cache import PAGE, PagedCache
 from r3.rollout.native.forward import PAGED, DecodePass, Pass, PrefillPass
@@ -38,11 +40,22 @@ CHUNK, LEAST = 2048, 128
 class Decoder:
     """Runs the policy over a paged cache, `steps` tokens of every lane at a time."""
 
-    def __init__(self, policy: CausalLM, cache: PagedCache, ops: Ops, *, steps: int, compile: bool) -> None:
+    def __init__(
+        self,
+        policy: CausalLM,
+        cache: PagedCache,
+        ops: Ops,
+        *,
+        steps: int,
+        compile: bool,
+        step: Callable[[Lanes, PagedCache], Tensor] | None = None,
+    ) -> None:
+        """`step` computes a decoding step's logits in place of the model's own code."""
         self.cache, self.steps = cache, steps
         self._policy, self._ops = policy, ops
         self._compiled = CompiledLayers(policy.model, "rollout") if compile else None
-        self._fused = FusedLinears(policy.model)
+        self._fused = self._fuse()
+        self._direct = step
         self._parameters = self._addresses()
         self._lanes = Lanes.new(0, 0, steps, policy.device)
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
@@ -50,7 +63,7 @@ class Decoder:
 
     def prepare(self, lanes: int, pages: int) -> None:
         """Make room for so many lanes with rows of so many pages; drop graphs that no longer fit."""
-        lanes = lanes_for(lanes)
+        lanes = self._lanes_for(lanes)
         have = self._lanes.table.shape
         if lanes > have[0] or pages > have[1]:
             size = max(lanes, have[0]), max(pages, have[1])
@@ -58,8 +71,14 @@ class Decoder:
             self._drop_graphs()
         if self._addresses() != self._parameters:  # a graph reads weights where they were when it was captured
             self._drop_graphs()
-            self._fused = FusedLinears(self._policy.model)
+            self._fused = self._fuse()
             self._parameters = self._addresses()
+
+    def _fuse(self) -> Callable[[], AbstractContextManager[None]]:
+        return FusedLinears(self._policy.model) if self._ops.in_sizes else partial(onednn, self._policy.model)
+
+    def _lanes_for(self, rows: int) -> int:
+        return lanes_for(rows) if self._ops.in_sizes else rows
 
     def _drop_graphs(self) -> None:
         self._graphs.clear()
@@ -89,13 +108,13 @@ class Decoder:
         tokens_T = torch.from_numpy(np.concatenate([p.tokens for p in batch]).astype(np.int64)).to(device)
         layout = layout_of([len(p.tokens) for p in batch], device)
         with self._forwarding():
-            self.hidden(tokens_T, layout.position_T, PrefillPass(self.cache, slots_T, layout))
+            self.hidden(tokens_T, layout.position_T, PrefillPass(self.cache, slots_T, layout, self._ops))
 
     @torch.no_grad()
     def start(self, rows: Sequence[Row], table: npt.NDArray[np.int32], sampling: Sampling) -> None:
         """Begin a turn of these rows, by lane; on CUDA the call returns while the device works."""
         self._upload(rows, table)
-        n = lanes_for(len(rows))
+        n = self._lanes_for(len(rows))
         longest = max(row.cached for row in rows) + self.steps
         split = split_for(n, self.cache.shape.heads, longest)
         self._launch(n, split, sampling)
@@ -105,7 +124,7 @@ class Decoder:
     def _launch(self, n: int, split: Split, sampling: Sampling) -> None:
         left = self.steps
         if self._pool is None:
-            with self._forwarding():
+            with self._forwarding() if self._direct is None else nullcontext():
                 for _ in range(left):
                     self._step(n, split, sampling)
             return
@@ -120,8 +139,9 @@ class Decoder:
     def probe(self, rows: Sequence[Row], table: npt.NDArray[np.int32], sampling: Sampling) -> None:
         """One step, run as it is."""
         self._upload(rows, table)
+        n = self._lanes_for(len(rows))
         with self._forwarding(compiled=False):
-            self._step(lanes_for(len(rows)), split_for(lanes_for(len(rows)), self.cache.shape.heads, PAGE), sampling)
+            self._step(n, split_for(n, self.cache.shape.heads, PAGE), sampling)
 
     def collect(self, rows: int) -> Drawn:
         """Wait for the turn, and fetch what it drew."""
@@ -138,9 +158,14 @@ class Decoder:
 
     def _step(self, n: int, split: Split, sampling: Sampling) -> None:
         lanes = self._lanes.first(n)
-        hidden = self.hidden(lanes.token, lanes.position, DecodePass(self.cache, lanes, self._ops, split))
-        self._ops.draw(self._policy.head(hidden), lanes, sampling, self._policy.last_position)
+        self._ops.draw(self._logits(lanes, split), lanes, sampling, self._policy.last_position)
         lanes.step.add_(1)
+
+    def _logits(self, lanes: Lanes, split: Split) -> Tensor:
+        if self._direct is not None:
+            return self._direct(lanes, self.cache)
+        hidden = self.hidden(lanes.token, lanes.position, DecodePass(self.cache, lanes, self._ops, split))
+        return self._policy.head(hidden)
 
     def _capture(self, kind: Hashable, n: int, split: Split, sampling: Sampling) -> None:
         """Run one step as it is, which compiles what must be compiled, then record it."""
@@ -154,7 +179,7 @@ class Decoder:
 
     def _upload(self, rows: Sequence[Row], table: npt.NDArray[np.int32]) -> None:
         """The rows' state into their lanes; lanes behind them idle on a page of their own."""
-        n = lanes_for(len(rows))
+        n = self._lanes_for(len(rows))
         idle = n - len(rows)
         lanes = self._lanes
         _set(lanes.token[:n], [row.newest for row in rows] + [0] * idle)

@@ -1,7 +1,8 @@
 """The native engine: samples from the policy's own weights, in place, over a paged cache.
 
 No second copy of the model, nothing to synchronise after an update, and the log-probs and entropies of the very
-distribution each token was drawn from. `schedule` decides, `decoder` computes, `kernels` are what is ours on the GPU.
+distribution each token was drawn from. `schedule` decides, `decoder` computes, `kernels` are what is ours on the GPU,
+`cpu` what is ours on a CPU.
 """
 
 from __future__ import annotations
@@ -13,24 +14,31 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from r3.rollout.causal_lm import CausalLM, SingleRun
+from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
 from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
+from r3.rollout.native.cpu.llama import LlamaStep, knows
+from r3.rollout.native.cpu.memory import free_memory
+from r3.rollout.native.cpu.ops import PAGE as CPU_PAGE
+from r3.rollout.native.cpu.ops import CpuOps
 from r3.rollout.native.decoder import Decoder
 from r3.rollout.native.forward import Unsupported
-from r3.rollout.native.ops import Ops, TorchOps, TritonOps
+from r3.rollout.native.ops import Ops, TritonOps
 from r3.rollout.native.schedule import PagePool, Prefill, Row, Schedule
 from r3.rollout.protocol import Request, Response, Sampling
 
 log = logging.getLogger(__name__)
 GIB = 2**30
+STEPS, CPU_STEPS = 16, 4
+"""Tokens that are written between two looks at what has finished. On a CPU a look costs little and an idle row much."""
 
 
 class NativeEngine(SingleRun):
-    """A rollout engine over a Hugging Face causal language model on a CUDA card; one `generate` runs at a time.
+    """A rollout engine over a Hugging Face causal language model; one `generate` runs at a time.
 
     `max_rows` bounds how many responses are written at once; `memory` is the share of the device's free memory that
     the cache may take; `steps` is how many tokens are written between two looks at what has finished; `compile` fuses
-    the small operations of a layer (seconds, once). Without a card it runs too, slowly: for tests.
+    the small operations of a layer (seconds, once). `ops` are by default those of the device: Triton's kernels on a
+    CUDA card, the C loops on a CPU.
     """
 
     exact = True
@@ -41,20 +49,28 @@ class NativeEngine(SingleRun):
         *,
         max_rows: int = 256,
         memory: float = 0.85,
-        steps: int = 16,
+        steps: int | None = None,
         compile: bool = False,
         prefill_tokens: int = 16_384,
-        page: int = PAGE,
+        page: int | None = None,
         max_pages: int | None = None,
         ops: Ops | None = None,
     ) -> None:
         super().__init__(CausalLM(model))
         self._max_rows, self._memory, self._prefill_tokens = max_rows, memory, prefill_tokens
         self._max_pages = max_pages
-        self._cache = PagedCache(CacheShape.of(model, page), self._policy.device)
         cuda = self._policy.device.type == "cuda"
+        ops = ops or (TritonOps() if cuda else CpuOps())
+        shape = CacheShape.of(model, page or (PAGE if ops.in_sizes else CPU_PAGE))
+        ops.check(shape)
+        self._cache = PagedCache(shape, self._policy.device)
         self._decoder = Decoder(
-            self._policy, self._cache, ops or (TritonOps() if cuda else TorchOps()), steps=steps, compile=compile
+            self._policy,
+            self._cache,
+            ops,
+            steps=steps or (STEPS if cuda else CPU_STEPS),
+            compile=compile,
+            step=LlamaStep(model, ops) if isinstance(ops, CpuOps) and knows(model) else None,
         )
         self.preempted = 0
         """Rows of the last `generate` that had to be written again from their prefix because the cache was full."""
@@ -77,7 +93,10 @@ class NativeEngine(SingleRun):
             self._decoder.start(schedule.running, schedule.table, sampling)
             for row in finished:  # the caller's work on them overlaps with the device's on the next turn
                 yield row.response()
-            finished = schedule.record(self._decoder.collect(len(schedule.running)))
+            drawn = self._decoder.collect(len(schedule.running))
+            if not np.isfinite(drawn.logprobs).all():
+                raise diverged()
+            finished = schedule.record(drawn)
         for row in finished:
             yield row.response()
         self.preempted = schedule.preempted
@@ -115,10 +134,11 @@ class NativeEngine(SingleRun):
         return self._cache.pages
 
     def _affordable(self) -> int:
-        if self._policy.device.type != "cuda":
-            return self._max_pages or 2**20
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self._policy.device)
+        if self._policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info(self._policy.device)
+        else:
+            free = free_memory()
         pages = int(free * self._memory) // self._cache.shape.page_bytes
         return min(pages, self._max_pages or pages)
 

@@ -35,12 +35,12 @@ class PrefillPass:
     cache: PagedCache
     slots_T: Tensor
     layout: Layout
+    ops: Ops
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None
     ) -> Tensor:
-        self.cache.keys[layer].index_copy_(0, self.slots_T, key)
-        self.cache.values[layer].index_copy_(0, self.slots_T, value)
+        self.ops.store(key, value, layer, self.cache, self.slots_T)
         return attend(query, key, value, self.layout, scale, window=window)
 
 

@@ -1,7 +1,7 @@
 """The two operations of a decoding step that are ours: attend over pages, the newest key included, and draw tokens.
 
-`TritonOps` runs on CUDA; `TorchOps` says the same in plain torch, on any device: what the kernels are tested against,
-and what lets the scheduling be tested where there is no GPU.
+`TritonOps` runs on CUDA, `cpu.ops.CpuOps` on a CPU; `TorchOps` says the same in plain torch, on any device: what the
+others are tested against.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from r3.rollout.native.cache import PagedCache
+from r3.rollout.native.cache import CacheShape, PagedCache
 from r3.rollout.protocol import Sampling
 from r3.rollout.sampling import draw
 
@@ -79,6 +79,15 @@ class How(NamedTuple):
 
 
 class Ops(Protocol):
+    in_sizes: bool
+    """Whether lanes come in a few sizes and products side by side, as CUDA graphs and short kernels want it."""
+
+    def check(self, shape: CacheShape) -> None:
+        """Refuse, as a ValueError, a cache that these operations cannot work on."""
+
+    def store(self, key: Tensor, value: Tensor, layer: int, cache: PagedCache, slots_T: Tensor) -> None:
+        """Write the keys and values of a prefill, [T, heads, D], into their slots."""
+
     def attend(self, new: New, layer: int, cache: PagedCache, lanes: Lanes, split: Split, how: How) -> Tensor:
         """Write each lane's newest key and value behind its others, and attend over all. [lanes, query heads, D]"""
 
@@ -88,6 +97,15 @@ class Ops(Protocol):
 
 class TorchOps:
     """The reference."""
+
+    in_sizes = True
+
+    def check(self, shape: CacheShape) -> None:
+        pass
+
+    def store(self, key: Tensor, value: Tensor, layer: int, cache: PagedCache, slots_T: Tensor) -> None:
+        cache.keys[layer].index_copy_(0, slots_T, key)
+        cache.values[layer].index_copy_(0, slots_T, value)
 
     def attend(self, new: New, layer: int, cache: PagedCache, lanes: Lanes, split: Split, how: How) -> Tensor:
         at, page = torch.arange(int(lanes.length.max()), device=new.query.device), cache.shape.page

@@ -8,6 +8,9 @@ A server that goes away leaves the run alone: what it had is asked of the others
 was given the weights anew. A response depends on its prompt, seed and weights only, so nothing is lost or changed. As
 with vLLM in this process, `exact` is false and entropies are the trainer's to compute.
 
+After `hold` they are given a copy of the weights, which stays as it is while the policy is trained: a server that comes
+back in the middle of the update still gets the weights that the others have.
+
 Limits: plain HTTP inside a trusted network; a server's worker must reach a port of this machine that the system picks;
 with tensor parallelism each worker fetches the whole model and keeps its part.
 """
@@ -20,15 +23,16 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from r3.errors import RunError
 from r3.rollout.causal_lm import CausalLM, SingleRun
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout.protocol import Cancelled, Request, Response, Sampling
 from r3.rollout.vllm.client import START, Broken, Client, Lost, Refused
 from r3.rollout.vllm.common import shape_of
 from r3.rollout.vllm.weights import Publisher, merged_weights
@@ -58,10 +62,17 @@ class VllmServerEngine(SingleRun):
         self._name = secrets.token_hex(4)
         self._updates = 0
         self._publishers: dict[str, Publisher] = {}
+        self._held: list[tuple[str, Tensor]] | None = None
+
+    def hold(self) -> None:
+        """Until `release`, hand out a copy of the weights as they are now, which lies in this machine's memory."""
+        self._held = [(name, weight.detach().to("cpu", copy=True)) for name, weight in self._weights()]
 
     def release(self) -> None:
         """The weights may change now: the next `generate` hands them out again."""
         self._end_running()
+        self._cancelled.clear()
+        self._held = None
         self._updates += 1
 
     @property
@@ -73,11 +84,14 @@ class VllmServerEngine(SingleRun):
         """Give a server the policy's weights."""
         host = client.local_address()
         if host not in self._publishers:
-            self._publishers[host] = Publisher(lambda: merged_weights(self._policy.model), host=host)
+            self._publishers[host] = Publisher(self._weights, host=host)
         client.load(self._publishers[host].url, self.version)
 
+    def _weights(self) -> Iterable[tuple[str, Tensor]]:
+        return merged_weights(self._policy.model) if self._held is None else self._held
+
     def _responses(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
-        rollout = _Rollout(self, self._links, requests, sampling, self._rows, self._patience)
+        rollout = _Rollout(self, self._links, requests, sampling, self._rows, self._patience, self._cancelled)
         try:
             yield from rollout.responses()
         finally:
@@ -140,8 +154,10 @@ class _Rollout:
         sampling: Sampling,
         rows: int,
         patience: float,
+        cancelled: threading.Event,
     ) -> None:
         self.engine, self.requests, self.sampling, self.patience = engine, requests, sampling, patience
+        self.cancelled = cancelled
         self.version = engine.version
         self.jobs = deque(_Job(number, i) for number, request in enumerate(requests) for i in range(request.n))
         self.total = len(self.jobs)
@@ -176,11 +192,12 @@ class _Rollout:
                 thread.join(0.05)
 
     def _next(self) -> Response | Exception:
-        while True:
+        while not self.cancelled.is_set():
             try:
                 return self.results.get(timeout=PAUSE)
             except queue.Empty:
                 self._give_up_if_all_are_gone()
+        return Cancelled()
 
     def _give_up_if_all_are_gone(self) -> None:
         gone = [link.gone_since for link in self.links]

@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { diffView } from "./diff.js";
 import { empty, fill, h, number, plural, signed } from "./dom.js";
 import { heatMap } from "./heat.js";
-import { aged, badges, dot, outcomeOf, replays, story, whence } from "./marks.js";
+import { SOURCES, aged, badges, dot, joins, outcomeOf, story, whence } from "./marks.js";
 import { scatter, verdictOfRanking } from "./ranking.js";
 
 // Characters of the reference answer in a summary (r3.train.record).
@@ -64,10 +64,10 @@ function heading(run, step, group) {
   );
 }
 
-const replayOf = (group, index) => replays(group.summary)[index - group.summary.fresh];
+const joinOf = (group, index) => joins(group.summary)[index - group.summary.fresh];
 
 function sampleEntry(one, index, chosen, group, to) {
-  const replayed = one.origin === "replayed";
+  const replayed = one.origin !== "fresh";
   const word = outcomeOf(one.outcome, one.finish === "length");
   return h(
     `li${chosen ? ".chosen" : ""}`,
@@ -81,7 +81,7 @@ function sampleEntry(one, index, chosen, group, to) {
         dot(word, { replayed }),
         h("b", {}, `sample ${index}`),
         h("span", {}, word),
-        replayed && h("span.badge.replay", {}, aged(replayOf(group, index))),
+        replayed && h("span.badge.replay", {}, aged(joinOf(group, index))),
         h("span.worth", {}, signed(one.advantage)),
       ),
       h("span.preview", {}, one.preview || "(empty)"),
@@ -122,8 +122,8 @@ async function showSample(detail, run, step, group, index, pick) {
 
 function factRow(group, one, index) {
   const word = outcomeOf(one.outcome, one.finish === "length");
-  const replayed = one.origin === "replayed";
-  const age = replayed ? replayOf(group, index).age : null;
+  const replayed = one.origin !== "fresh";
+  const age = one.origin === "replayed" ? joinOf(group, index).age : null;
   const parts = Object.entries(one.reward_parts)
     .map(([name, value]) => `${name} ${number(value)}`)
     .join(" + ");
@@ -138,8 +138,8 @@ function factRow(group, one, index) {
     fact("advantage", signed(one.advantage)),
     fact(
       "drawn",
-      whence(one.step),
-      h(
+      SOURCES[one.origin] || whence(one.step),
+      one.origin !== "demonstration" && h(
         "small",
         {},
         `${age === null ? "" : `${plural(age, "update")} before this one, `}under the ${one.drawn_in} prompt`,

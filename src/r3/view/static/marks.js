@@ -33,7 +33,9 @@ export function dots(summary) {
     summary.outcomes.map((outcome, i) => {
       const replayed = i >= summary.fresh;
       const word = outcomeOf(outcome, summary.truncated[i]);
-      return dot(word, { replayed, title: replayed ? `${word}, replayed from ${whence(summary.steps[i])}` : word });
+      if (!replayed) return dot(word);
+      const source = SOURCES[originOf(summary, i)];
+      return dot(word, { replayed, title: `${word}, ${source || `replayed from ${whence(summary.steps[i])}`}` });
     }),
   );
 }
@@ -76,22 +78,40 @@ export const rankedCount = (summary) => summary.ranking.filter((paid) => paid !=
 const isOfEarlierRun = (step) => step === 0;
 export const whence = (step) => (isOfEarlierRun(step) ? "an earlier run" : `step ${step}`);
 
-// Step and age (in updates) of each replayed answer; no age if it is from an earlier run.
-export function replays(summary) {
+// Where answers come from that joined a group and are not replayed.
+export const SOURCES = {
+  critique: "a refinement of a failure of this step",
+  demonstration: "a demonstration from the data",
+};
+
+// In runs of earlier versions replay was all that let answers join.
+const originOf = (summary, i) => (summary.origins || [])[i - summary.fresh] || "replayed";
+
+// Origin, step and age in updates of each answer that joined; no age if it is from an earlier run.
+export function joins(summary) {
   const now = summary.versions[0];
   return summary.steps.slice(summary.fresh).map((step, i) => {
     const age = now - summary.versions[summary.fresh + i];
-    return { step, age: Number.isFinite(age) && !isOfEarlierRun(step) ? age : null };
+    const origin = originOf(summary, summary.fresh + i);
+    return { origin, step, age: Number.isFinite(age) && !isOfEarlierRun(step) ? age : null };
   });
 }
 
-export const aged = ({ step, age }) => (age === null ? whence(step) : `${whence(step)}, age ${age}`);
+export const replays = (summary) => joins(summary).filter((one) => one.origin === "replayed");
+export const isHelped = (summary) =>
+  ["hint", "critique"].includes(summary.context) || joins(summary).some((one) => SOURCES[one.origin]);
+
+export const aged = ({ origin, step, age }) =>
+  SOURCES[origin] || (age === null ? whence(step) : `${whence(step)}, age ${age}`);
+
+const ASKED_WITH = { hint: "asked with a hint", critique: "refines a failure of this step" };
 
 const WHY_NOT = {
   no_history: "no past answer of the other outcome",
   too_old: "past answers too old",
   too_few: "too few past answers yet",
   off: "replay is off",
+  helped: "its answers count in another group, or not at all",
 };
 
 // What R³ did to a group, in a few words each.
@@ -103,6 +123,11 @@ export function deeds(summary) {
       "reflection",
       summary.shown === null || summary.shown === undefined ? "reflection" : `reflects on #${summary.shown}`,
     ]);
+  }
+  if (ASKED_WITH[summary.context]) found.push([summary.context, ASKED_WITH[summary.context]]);
+  for (const [origin, source] of Object.entries(SOURCES)) {
+    const count = joins(summary).filter((one) => one.origin === origin).length;
+    if (count) found.push([origin, count > 1 ? `${source} joined, ×${count}` : `${source} joined`]);
   }
   const earlier = joined.filter((one) => isOfEarlierRun(one.step));
   const past = joined.filter((one) => !isOfEarlierRun(one.step));
@@ -151,10 +176,20 @@ export function story(summary) {
     said.push(
       `Replay brought in ${plural(joined.length, "past answer")} of the other outcome: ${joined.map((one) => (one.age === null ? whence(one.step) : `step ${one.step}, ${plural(one.age, "update")} old`)).join("; ")}.`,
     );
-  } else if (kind !== "mixed" && summary.context === "plain") {
+  }
+  for (const one of joins(summary)) if (SOURCES[one.origin]) said.push(`It was joined by ${SOURCES[one.origin]}.`);
+  if (summary.context === "plain" && summary.replay === "helped")
+    said.push("A group that was asked with a hint took its place, and this one is not trained on.");
+  else if (!joins(summary).length && kind !== "mixed" && summary.context === "plain") {
     said.push(`Replay brought nothing: ${WHY_NOT[summary.replay] || summary.replay}.`);
   }
   if (summary.context === "reflection") said.push("It was asked under a reflection prompt, which takes no replay.");
+  if (ASKED_WITH[summary.context])
+    said.push(
+      summary.context === "hint"
+        ? "It was asked with a hint, since no answer to the plain prompt was right."
+        : "A failure of this step was shown, with what was said of it; a right refinement joins the plain group.",
+    );
   const ranked = rankedCount(summary);
   if (ranked) said.push(`The ranking reward ordered ${plural(ranked, "answer")} by the structure of their entropy.`);
   said.push(teaches(summary) ? "" : "Every advantage is 0: the group taught nothing.");

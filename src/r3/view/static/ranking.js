@@ -93,7 +93,7 @@ function axes(x, y) {
 export function verdictOfRanking(ranking, chosen) {
   const point = ranking.points.find((one) => one.sample === chosen);
   const ranked = ranking.points.filter((one) => one.rank !== null);
-  if (!point) return "A replayed answer is not ranked in this group.";
+  if (!point) return "An answer that joined is not ranked in this group.";
   if (!ranked.length)
     return "No answers were ranked in this group: not solve-none, fewer than two truncated answers, or all tied.";
   if (point.rank === null) return `Not ranked: ${ranked.length} others were.`;

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { button, choice, empty, fill, h, number, searchField, table } from "./dom.js";
-import { advantageBars, badges, dots, rankedCount, solveKind, teaches } from "./marks.js";
+import { advantageBars, badges, dots, isHelped, rankedCount, replays, solveKind, teaches } from "./marks.js";
 import { questionLine } from "./queries.js";
 
 const PAGE = 60;
@@ -15,14 +15,16 @@ const KINDS_OF_GROUP = [
   ["truncated", "Truncated", "an answer was cut by the length limit"],
   ["replayed", "Replayed", "past answers joined"],
   ["reflection", "Reflection", "asked with a past failure shown"],
+  ["helped", "Helped", "a hint, a critique or a demonstration"],
   ["ranked", "Ranked", "the ranking reward ordered answers"],
   ["nothing", "Taught nothing", "every advantage is 0"],
 ];
 const TESTS = {
   all: () => true,
   truncated: (group) => group.truncated.slice(0, group.fresh).some(Boolean),
-  replayed: (group) => group.outcomes.length > group.fresh,
+  replayed: (group) => replays(group).length > 0,
   reflection: (group) => group.context === "reflection",
+  helped: isHelped,
   ranked: (group) => rankedCount(group) > 0,
   nothing: (group) => !teaches(group),
 };

@@ -1,0 +1,295 @@
+/* The small operations of a decoding step on a CPU, one pass over memory each; the products stay with oneDNN.
+
+   Compiled by compiler.py on the machine that runs it, called by ops.py and llama.py. Every row is computed by one
+   thread in a fixed order, so that a response depends neither on the number of threads nor on its neighbours.
+
+   Pages: keys are [page, head, dimension, token], so that the scores of 16 tokens are one vector; values are
+   [page, head, token, dimension]. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16 /* floats of a vector, and tokens of a page where the fast form applies */
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+enum { WORTH = 1 << 17 }; /* numbers that a thread must have to do: waking it takes as long as some ten thousand */
+
+/* Threads for so many numbers. */
+static int share(int64_t numbers, int most) {
+    int64_t threads = numbers / WORTH;
+    return threads < 1 ? 1 : threads < most ? (int)threads : most;
+}
+
+/* e^x with an error of about one unit in the last place; 0 below -87.3, and NaN for NaN. */
+static inline __attribute__((always_inline)) float exponential(float x) {
+    float bounded = x > 88.0f ? 88.0f : x;
+    float power = rintf(bounded * 1.44269504088896341f);
+    float rest = fmaf(power, -0.693359375f, bounded);
+    rest = fmaf(power, 2.12194440e-4f, rest);
+    float sum = 1.9875691500e-4f;
+    sum = fmaf(sum, rest, 1.3981999507e-3f);
+    sum = fmaf(sum, rest, 8.3334519073e-3f);
+    sum = fmaf(sum, rest, 4.1665795894e-2f);
+    sum = fmaf(sum, rest, 1.6666665459e-1f);
+    sum = fmaf(sum, rest, 5.0000001201e-1f);
+    sum = fmaf(sum, rest * rest, rest) + 1.0f;
+    union { int32_t bits; float value; } scale;
+    scale.bits = ((int32_t)power + 127) << 23;
+    return x < -87.3f ? 0.0f : sum * scale.value;
+}
+
+/* What attention is told about the cache and the step. */
+typedef struct {
+    float *keys, *values;      /* of this layer */
+    const int32_t *table;      /* [lanes, table_width] */
+    const int32_t *length;     /* [lanes], the newest token included */
+    const float *cosine, *sine; /* [lanes, size] rotary embedding, or NULL where it was applied before */
+    int64_t lanes, table_width, heads, group, size, page, window; /* window 0: all tokens */
+    float scale;
+} Attention;
+
+/* A head's vector of the newest token under the rotary embedding. */
+static void rotate(const float *x, const float *cosine, const float *sine, int64_t size, float *out) {
+    if (!cosine) {
+        memcpy(out, x, size * sizeof(float));
+        return;
+    }
+    int64_t half = size / 2;
+    for (int64_t i = 0; i < half; i++) {
+        out[i] = x[i] * cosine[i] + (-x[i + half]) * sine[i];
+        out[i + half] = x[i + half] * cosine[i + half] + x[i] * sine[i + half];
+    }
+}
+
+static void put(float *keys, float *values, const float *key, const float *value, int64_t slot, int64_t head,
+                int64_t heads, int64_t size, int64_t page) {
+    int64_t at = ((slot / page) * heads + head) * page * size, token = slot % page;
+    for (int64_t i = 0; i < size; i++) keys[at + i * page + token] = key[i];
+    memcpy(values + at + token * size, value, size * sizeof(float));
+}
+
+/* Scores of the tokens of `count` pages, and then their weighted values added to `out`: for any page and size. */
+static inline __attribute__((always_inline)) void scores_any(const float *query, float *const *keys, int64_t count,
+                                                             int64_t size, int64_t page, float *scores) {
+    for (int64_t p = 0; p < count; p++)
+        for (int64_t t = 0; t < page; t++) {
+            float sum = 0;
+            for (int64_t i = 0; i < size; i++) sum += query[i] * keys[p][i * page + t];
+            scores[p * page + t] = sum;
+        }
+}
+
+static inline __attribute__((always_inline)) void add_any(const float *weights, float *const *values, int64_t first,
+                                                          int64_t last, int64_t size, int64_t page, float *out) {
+    for (int64_t t = first; t < last; t++) {
+        const float *value = values[t / page] + (t % page) * size;
+#pragma omp simd
+        for (int64_t i = 0; i < size; i++) out[i] += weights[t] * value[i];
+    }
+}
+
+/* The same for pages of 16 tokens and heads of a multiple of 16: four pages at a time, sums in registers. */
+static inline __attribute__((always_inline)) void scores_fast(const float *query, float *const *keys, int64_t size,
+                                                              float *scores) {
+    vec a = {0}, b = {0}, c = {0}, d = {0};
+    for (int64_t i = 0; i < size; i++) {
+        float q = query[i];
+        a += q * *(const vec *)(keys[0] + i * LANES);
+        b += q * *(const vec *)(keys[1] + i * LANES);
+        c += q * *(const vec *)(keys[2] + i * LANES);
+        d += q * *(const vec *)(keys[3] + i * LANES);
+    }
+    *(vec *)scores = a, *(vec *)(scores + 16) = b, *(vec *)(scores + 32) = c, *(vec *)(scores + 48) = d;
+}
+
+static inline __attribute__((always_inline)) void add_fast(const float *weights, float *const *values, int64_t first,
+                                                           int64_t last, int64_t size, float *out) {
+    vec sums[16];
+    for (int64_t i = 0; i < size / LANES; i++) sums[i] = *(vec *)(out + i * LANES);
+    for (int64_t t = first; t < last; t++) {
+        const float *value = values[t / LANES] + (t % LANES) * size;
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < size / LANES; i++) sums[i] += weights[t] * *(const vec *)(value + i * LANES);
+    }
+    for (int64_t i = 0; i < size / LANES; i++) *(vec *)(out + i * LANES) = sums[i];
+}
+
+enum { TILE = 64, LARGEST = 512 }; /* tokens looked at together; most dimensions of a head */
+
+/* One query over its tokens, tile by tile, with the softmax kept up to date. */
+static inline __attribute__((always_inline)) void attend_query(const Attention *a, const float *query, int64_t lane,
+                                                               int64_t head, int64_t size, int64_t page, int fast,
+                                                               float *out) {
+    int64_t length = a->length[lane], pages = (length + page - 1) / page, together = fast ? 4 : TILE / page;
+    int64_t start = a->window && a->window < length ? length - a->window : 0;
+    const int32_t *table = a->table + lane * a->table_width;
+    if (together < 1) together = 1;
+    float best = -INFINITY, total = 0, scores[TILE > LARGEST ? TILE : LARGEST];
+    memset(out, 0, size * sizeof(float));
+    for (int64_t page0 = start / page; page0 < pages; page0 += together) {
+        int64_t count = pages - page0 < together ? pages - page0 : together;
+        int64_t first = start > page0 * page ? start - page0 * page : 0;
+        int64_t last = length - page0 * page < count * page ? length - page0 * page : count * page;
+        float *keys[TILE], *values[TILE];
+        for (int64_t p = 0; p < together; p++) { /* beyond the last page, that one again: read, not used */
+            int64_t at = (table[page0 + (p < count ? p : count - 1)] * a->heads + head) * page * size;
+            keys[p] = a->keys + at, values[p] = a->values + at;
+        }
+        if (fast) scores_fast(query, keys, size, scores);
+        else scores_any(query, keys, count, size, page, scores);
+        float highest = best;
+#pragma omp simd reduction(max : highest)
+        for (int64_t t = first; t < last; t++) highest = scores[t] * a->scale > highest ? scores[t] * a->scale : highest;
+        float sum = 0, keep = best == highest ? 1.0f : exponential(best - highest);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t t = first; t < last; t++) {
+            scores[t] = exponential(scores[t] * a->scale - highest);
+            sum += scores[t];
+        }
+        if (keep != 1.0f)
+            for (int64_t i = 0; i < size; i++) out[i] *= keep;
+        if (fast) add_fast(scores, values, first, last, size, out);
+        else add_any(scores, values, first, last, size, page, out);
+        total = total * keep + sum, best = highest;
+    }
+    for (int64_t i = 0; i < size; i++) out[i] /= total;
+}
+
+/* Store each lane's newest key and value and attend over all of its tokens.
+   query [lanes, heads · group, size], key and value [lanes, heads, size], each with strides of its own, in floats. */
+void attend(const Attention *a, const float *query, int64_t query_lane, int64_t query_head, const float *key,
+            int64_t key_lane, int64_t key_head, const float *value, int64_t value_lane, int64_t value_head, float *out,
+            int threads) {
+    int64_t tokens = 0;
+    for (int64_t lane = 0; lane < a->lanes; lane++) tokens += a->length[lane];
+    threads = share(tokens * a->heads * (a->group + 1) * a->size, threads);
+#pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
+    for (int64_t work = 0; work < a->lanes * a->heads; work++) {
+        int64_t lane = work / a->heads, head = work % a->heads, size = a->size, newest = a->length[lane] - 1;
+        const float *cosine = a->cosine ? a->cosine + lane * size : 0, *sine = a->sine ? a->sine + lane * size : 0;
+        float turned[LARGEST];
+        rotate(key + lane * key_lane + head * key_head, cosine, sine, size, turned);
+        int64_t slot = a->table[lane * a->table_width + newest / a->page] * a->page + newest % a->page;
+        put(a->keys, a->values, turned, value + lane * value_lane + head * value_head, slot, head, a->heads, size,
+            a->page);
+        for (int64_t g = head * a->group; g < (head + 1) * a->group; g++) {
+            float *to = out + (lane * a->heads * a->group + g) * size;
+            rotate(query + lane * query_lane + g * query_head, cosine, sine, size, turned);
+            if (a->page == LANES && size == 32) attend_query(a, turned, lane, head, 32, LANES, 1, to);
+            else if (a->page == LANES && size == 64) attend_query(a, turned, lane, head, 64, LANES, 1, to);
+            else if (a->page == LANES && size == 128) attend_query(a, turned, lane, head, 128, LANES, 1, to);
+            else attend_query(a, turned, lane, head, size, a->page, 0, to);
+        }
+    }
+}
+
+/* Keys and values of a prefill, [tokens, heads, size], into their slots. */
+void store(float *keys, float *values, const float *key, int64_t key_token, int64_t key_head, const float *value,
+           int64_t value_token, int64_t value_head, const int64_t *slots, int64_t tokens, int64_t heads, int64_t size,
+           int64_t page, int threads) {
+    threads = share(tokens * heads * size, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++)
+            put(keys, values, key + t * key_token + h * key_head, value + t * value_token + h * value_head, slots[t], h,
+                heads, size, page);
+}
+
+/* out = weight · x / rms(x), row by row; where `added` is given, x += added comes first. `out` may be `x`. */
+void normalise(float *x, const float *added, const float *weight, float eps, float *out, int64_t rows, int64_t size,
+               int threads) {
+    threads = share(rows * size, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = x + r * size, *to = out + r * size, sum = 0;
+        if (added) {
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++) row[i] += added[r * size + i];
+        }
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < size; i++) sum += row[i] * row[i];
+        float factor = 1.0f / sqrtf(sum / size + eps);
+#pragma omp simd
+        for (int64_t i = 0; i < size; i++) to[i] = weight[i] * (row[i] * factor);
+    }
+}
+
+/* gate = silu(gate) · up */
+void gate_mlp(float *gate, const float *up, int64_t rows, int64_t size, int threads) {
+    threads = share(rows * size, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = gate + r * size;
+        const float *other = up + r * size;
+#pragma omp simd
+        for (int64_t i = 0; i < size; i++) row[i] = row[i] / (1.0f + exponential(-row[i])) * other[i];
+    }
+}
+
+/* What the draw writes, by lane, and the step it writes at. */
+typedef struct {
+    const double *uniforms; /* [lanes, steps] */
+    int64_t *token, *position;
+    int32_t *length, *tokens; /* tokens, logprobs, entropies: [lanes, steps] */
+    float *logprobs, *entropies;
+    int64_t step, steps, last_position;
+} Draws;
+
+enum { BLOCK = 256, MOST_BLOCKS = 4096 };
+
+static inline __attribute__((always_inline)) float below(float logit, float temperature, float best) {
+    return temperature == 1.0f ? logit - best : logit / temperature - best;
+}
+
+/* Draw one token per lane by inverting the distribution function, as r3.rollout.sampling says it. */
+void draw(const Draws *d, const float *logits, int64_t lanes, int64_t row, int64_t vocabulary, float temperature,
+          int greedy, int threads) {
+    threads = share(lanes * vocabulary, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t lane = 0; lane < lanes; lane++) {
+        const float *x = logits + lane * row;
+        float best = -INFINITY;
+#pragma omp simd reduction(max : best)
+        for (int64_t i = 0; i < vocabulary; i++) best = x[i] > best ? x[i] : best;
+        float top = temperature == 1.0f ? best : best / temperature;
+        int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK, token = vocabulary - 1;
+        float by_block[MOST_BLOCKS];
+        double total = 0, moment = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t end = (b + 1) * BLOCK < vocabulary ? (b + 1) * BLOCK : vocabulary;
+            float sum = 0, weighted = 0;
+#pragma omp simd reduction(+ : sum, weighted)
+            for (int64_t i = b * BLOCK; i < end; i++) {
+                float under = below(x[i], temperature, top), weight = exponential(under);
+                sum += weight;
+                weighted += weight * (under < -200.0f ? -200.0f : under);
+            }
+            by_block[b] = sum, total += sum, moment += weighted;
+        }
+        if (greedy) {
+            for (int64_t i = vocabulary - 1; i >= 0; i--) token = x[i] == best ? i : token;
+        } else {
+            double target = d->uniforms[lane * d->steps + d->step] * total, start = 0;
+            target = target < nextafter(total, 0) ? target : nextafter(total, 0);
+            int64_t block = 0;
+            while (block < blocks - 1 && !(start + by_block[block] > target)) start += by_block[block++];
+            int64_t begin = block * BLOCK, end = begin + BLOCK < vocabulary ? begin + BLOCK : vocabulary;
+            double inside = 0, reached = 0;
+            for (int64_t i = begin; i < end; i++) inside += exponential(below(x[i], temperature, top));
+            target = (target - start) / by_block[block] * inside;
+            target = target < nextafter(inside, 0) ? target : nextafter(inside, 0);
+            for (token = begin; token < end - 1; token++) {
+                reached += exponential(below(x[token], temperature, top));
+                if (reached > target) break;
+            }
+        }
+        int64_t at = lane * d->steps + d->step;
+        double entropy = log(total) - moment / total;
+        d->tokens[at] = token, d->token[lane] = token;
+        d->logprobs[at] = below(x[token], temperature, top) - log(total);
+        d->entropies[at] = entropy < 0 ? 0 : entropy;
+        d->position[lane] = d->position[lane] < d->last_position ? d->position[lane] + 1 : d->last_position;
+        d->length[lane]++;
+    }
+}

@@ -1,0 +1,304 @@
+"""The C loops of the native engine on a CPU, against its reference in torch, and how they come to be compiled."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from r3.config import Config
+from r3.policy.adapters import quiet
+from r3.policy.model import Policy
+from r3.policy.settings import LoraSettings, ModelSettings
+from r3.rollout import Sampling
+from r3.rollout.native import NativeEngine
+from r3.rollout.native.cache import CacheShape, PagedCache
+from r3.rollout.native.cpu import compiler
+from r3.rollout.native.cpu.compiler import Unavailable
+from r3.rollout.native.cpu.llama import knows
+from r3.rollout.native.cpu.memory import free_memory
+from r3.rollout.native.cpu.ops import CpuOps
+from r3.rollout.native.ops import How, Lanes, New, Split, TorchOps
+from r3.rollout.transformers import TransformersEngine
+from r3.train.build import make_engine
+
+from .models import answers, build, requests_of
+
+CPU = torch.device("cpu")
+WHOLE = Split(1, 0)
+
+
+def tokens_in_pages(cache: PagedCache, *, loops: bool) -> tuple[Tensor, Tensor]:
+    """Keys and values of layer 1 as [slots, heads, D], from either way of laying out a page."""
+    shape = cache.shape
+    if not loops:
+        return cache.keys[1], cache.values[1]
+    keys = cache.keys[1].view(-1, shape.heads, shape.head_size, shape.page).permute(0, 3, 1, 2)
+    values = cache.values[1].view(-1, shape.heads, shape.page, shape.head_size).transpose(1, 2)
+    return keys.reshape(-1, shape.heads, shape.head_size), values.reshape(-1, shape.heads, shape.head_size)
+
+
+def caches(shape: CacheShape, lanes: int, width: int) -> tuple[PagedCache, PagedCache, Tensor]:
+    """The same random tokens in a cache of each form, and a table of shuffled pages."""
+    table = (torch.randperm(lanes * width) + 1).view(lanes, width).int()
+    made = PagedCache(shape, CPU), PagedCache(shape, CPU)
+    slots = torch.arange(shape.page, (1 + lanes * width) * shape.page)
+    key, value = (torch.randn(shape.heads, len(slots), shape.head_size).transpose(0, 1) for _ in range(2))
+    for cache, ops in zip(made, (CpuOps(), TorchOps()), strict=True):
+        cache.allocate(1 + lanes * width)
+        ops.store(key, value, 1, cache, slots)
+    return *made, table
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize(
+    ("heads", "group", "size", "page"),
+    [(2, 1, 32, 16), (3, 3, 64, 16), (1, 2, 128, 16), (2, 2, 48, 16), (2, 6, 16, 64), (1, 1, 24, 4), (2, 1, 64, 8)],
+)
+def test_attention_over_pages(heads: int, group: int, size: int, page: int, window: int | None) -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([1, 2, 16, 17, 64, 65, 130, 192])
+    shape, width = CacheShape(2, heads, size, torch.float32, page), 192 // page
+    mine, theirs, table = caches(shape, len(lengths), width)
+    lanes = Lanes.new(len(lengths), width, 4, CPU)
+    lanes.length.copy_(lengths)
+    lanes.table.copy_(table)
+    # As the model makes them: heads before tokens in memory, seen the other way round.
+    query, key = (torch.randn(heads * g, len(lengths), size).transpose(0, 1) for g in (group, 1))
+    new = New(3 * query, key, torch.randn(len(lengths), heads, size))
+    got = CpuOps().attend(new, 1, mine, lanes, WHOLE, How(size**-0.5, window))
+    expected = TorchOps().attend(new, 1, theirs, lanes, WHOLE, How(size**-0.5, window))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for ours, reference in zip(tokens_in_pages(mine, loops=True), tokens_in_pages(theirs, loops=False), strict=True):
+        assert torch.equal(ours, reference), "the newest key and value are in their place, and nothing else moved"
+
+
+def test_the_rotary_embedding_is_applied_on_the_way() -> None:
+    torch.manual_seed(0)
+    shape = CacheShape(2, 2, 32, torch.float32, 16)
+    mine, theirs, table = caches(shape, 5, 2)
+    lanes = Lanes.new(5, 2, 4, CPU)
+    lanes.length.copy_(torch.tensor([1, 7, 16, 17, 31]))
+    lanes.table.copy_(table)
+    query, key, value = torch.randn(5, 4, 32), torch.randn(5, 2, 32), torch.randn(5, 2, 32)
+    cosine, sine = torch.randn(2, 5, 32)
+    how = How(32**-0.5, None)
+    got = CpuOps().attend_rotated(New(query, key, value), 1, mine, lanes, how, (cosine, sine))
+    turned = apply_rotary_pos_emb(query, key, cosine, sine)
+    expected = TorchOps().attend(New(*turned, value), 1, theirs, lanes, WHOLE, how)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [29, 256, 8191, 20_000])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_drawing(vocabulary: int, temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(9, vocabulary) * 3
+    logits[0, : vocabulary // 2] = -torch.inf  # tokens that are never drawn, whole blocks of them among these
+    logits[1] = -1e4
+    logits[1, 3] = 0.0  # certainty
+    logits[4] = 0.0  # all alike: greedy takes the first
+    logits[5] += 1e4
+    logits[6, vocabulary // 2 :] = -torch.inf
+    uniforms = torch.rand(9, 4, dtype=torch.float64)
+    uniforms[2], uniforms[3], uniforms[6] = 0.0, 1 - 2**-53, 1 - 2**-53  # the ends of the interval
+    results = []
+    for ops in (CpuOps(), TorchOps()):
+        lanes = Lanes.new(9, 2, 4, CPU)
+        lanes.uniforms.copy_(uniforms)
+        lanes.step.fill_(2)
+        lanes.position.copy_(torch.tensor([9] * 7 + [3, 4]))
+        ops.draw(logits, lanes, Sampling(4, (), temperature=temperature), 9)
+        results.append(lanes)
+    mine, theirs = results
+    for name in ("token", "tokens", "position", "length"):
+        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+    for name in ("logprobs", "entropies"):
+        torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=1e-5, atol=2e-5)
+
+
+def test_draws_follow_the_distribution_to_its_tails() -> None:
+    """Uniform numbers on a fine grid: each token is drawn as often as its probability says, to one part of the grid."""
+    torch.manual_seed(1)
+    logits, n = torch.randn(600) * 2, 20_000
+    lanes = Lanes.new(n, 1, 1, CPU)
+    lanes.uniforms.copy_(((torch.arange(n, dtype=torch.float64) + 0.5) / n)[:, None])
+    CpuOps().draw(logits.expand(n, -1), lanes, Sampling(1, ()), 9)
+    counts = lanes.token.bincount(minlength=600)
+    assert (counts - n * logits.double().softmax(0)).abs().max() <= 1.01
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_show_in_the_logprob(temperature: float) -> None:
+    logits = torch.randn(2, 50)
+    logits[1, 7] = torch.nan
+    lanes = Lanes.new(2, 1, 1, CPU)
+    CpuOps().draw(logits, lanes, Sampling(1, (), temperature=temperature), 9)
+    assert lanes.logprobs.isnan().flatten().tolist() == [False, True]
+    assert 0 <= int(lanes.token[1]) < 50
+
+
+def test_normalising_and_gating() -> None:
+    torch.manual_seed(2)
+    ops, x, added, weight = CpuOps(), torch.randn(7, 50) * 5, torch.randn(7, 50), torch.randn(50)
+    whole = (x + added).double()
+    for other in (added, None):
+        base = whole if other is not None else x.double()
+        copy = x.clone()
+        expected = base / (base.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt() * weight
+        torch.testing.assert_close(ops.normalise(copy, weight, 1e-3, other).double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(copy.double(), base, rtol=1e-6, atol=1e-6)
+    gate = torch.cat([torch.linspace(-200, 200, 301), torch.tensor([torch.inf, torch.nan])])[None]
+    up = torch.randn_like(gate)
+    expected = torch.nn.functional.silu(gate.double()) * up
+    torch.testing.assert_close(ops.gate_mlp(gate, up).double(), expected, rtol=2e-6, atol=1e-30, equal_nan=True)
+
+
+def test_threads_change_no_bit() -> None:
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            ops, shape = CpuOps(), CacheShape(2, 3, 32, torch.float32, 16)
+            cache, _, table = caches(shape, 19, 3)
+            lanes = Lanes.new(19, 3, 1, CPU)
+            lanes.length.copy_(torch.arange(1, 39, 2))
+            lanes.table.copy_(table)
+            lanes.uniforms.uniform_()
+            new = New(torch.randn(19, 6, 32), torch.randn(19, 3, 32), torch.randn(19, 3, 32))
+            attended = ops.attend(new, 1, cache, lanes, WHOLE, How(1.0, None))
+            normed = ops.normalise(attended.view(19, -1).clone(), torch.randn(192), 1e-5)
+            ops.draw(normed, lanes, Sampling(1, ()), 99)
+            gated = ops.gate_mlp(normed, torch.randn(19, 192))
+            results.append([cache.keys[1], attended, gated, lanes.tokens, lanes.logprobs, lanes.entropies])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_a_step_is_written_out_for_models_that_are_known() -> None:
+    assert [name for name in ("llama", "qwen2", "qwen3", "gemma3", "gpt2") if knows(build(name))] == [
+        "llama", "qwen2", "qwen3",
+    ]  # fmt: skip
+    hooked, gelu, growing = build("llama"), build("llama"), build("llama")
+    hooked.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output * 2)
+    gelu.config.hidden_act = "gelu"
+    growing.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert not any(map(knows, (hooked, gelu, growing)))
+
+
+def test_adapters_are_computed_by_the_model_s_own_code() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = build("qwen2").eval()
+    with quiet():
+        wrapped = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    assert not knows(model)
+    expected = answers(TransformersEngine(model, max_rows=6), requests_of(), Sampling(20, (0, 1)))
+    for key, response in answers(NativeEngine(model, max_rows=6), requests_of(), Sampling(20, (0, 1))).items():
+        assert response.tokens.tolist() == expected[key].tokens.tolist()
+        assert response.logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
+
+
+def test_a_diverged_policy_is_named() -> None:
+    model = build("llama")
+    engine = NativeEngine(model, max_rows=8)
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="checkpoint"):
+        answers(engine, requests_of(), Sampling(24, ()))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own for compiled loops, and none loaded yet."""
+    monkeypatch.setenv("R3_CACHE", str(tmp_path / "cache"))
+    compiler.library.cache_clear()
+    yield tmp_path / "cache"
+    compiler.library.cache_clear()
+
+
+def test_the_loops_are_compiled_once_and_kept(own_cache: Path) -> None:
+    CpuOps()
+    (made,) = own_cache.iterdir()
+    before = made.stat().st_mtime_ns, made.stat().st_ino
+    compiler.library.cache_clear()
+    CpuOps()
+    assert [path.name for path in own_cache.iterdir()] == [made.name]
+    assert (made.stat().st_mtime_ns, made.stat().st_ino) == before
+
+
+def executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [(None, "there is no C compiler"), ("echo 'no space' >&2; exit 1", r"cannot compile its loops \(no space\)")],
+)
+def test_auto_goes_on_without_a_compiler_and_says_so_once(
+    own_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    script: str | None,
+    reason: str,
+) -> None:
+    if script:
+        executable(tmp_path / "bin" / "gcc", script)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(Unavailable, match=reason):
+        compiler.library()
+    policy = Policy.load(ModelSettings(device="cpu"))
+    with caplog.at_level(logging.WARNING):
+        assert type(make_engine(Config(), policy)) is TransformersEngine
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "rollout.engine=auto" in caplog.text
+    assert "more slowly" in caplog.text
+
+
+def test_a_cache_that_is_a_file_names_the_way_out(own_cache: Path) -> None:
+    own_cache.write_text("")
+    with pytest.raises(Unavailable, match="set R3_CACHE to a folder"):
+        compiler.library()
+
+
+def test_auto_takes_the_loops_where_they_are(tmp_path: Path) -> None:
+    assert type(make_engine(Config(), Policy.load(ModelSettings(device="cpu")))) is NativeEngine
+    lora = Policy.load(ModelSettings(device="cpu", lora=LoraSettings(enabled=True)))
+    assert type(make_engine(Config(), lora)) is NativeEngine
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 3 * 2**20),
+        ({"memory.max": "max", "memory.current": "5"}, 3 * 2**20),
+        ({"memory.max": "2097152", "memory.current": "1048576"}, 2**20),
+        ({"memory.max": "5", "memory.current": "7"}, 0),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "9"}, 3 * 2**20),
+        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "40"}, 60),
+    ],
+)
+def test_free_memory_is_what_machine_and_container_leave(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  9999 kB\nMemAvailable:   3072 kB\n")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert free_memory(tmp_path) == free
