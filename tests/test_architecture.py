@@ -12,6 +12,7 @@ from tests.train.tiny import ROOT
 
 SOURCE = ROOT / "src" / "r3"
 MODULES = sorted(path for path in SOURCE.glob("**/*.py") if path.name not in ("__init__.py", "__main__.py"))
+PACKAGES = [SOURCE / "algorithm", *sorted(path.parent for path in SOURCE.glob("*/*/**/__init__.py"))]
 OF_WEIGHT = 60
 """Lines from which a module needs tests that can be found."""
 PLAIN_WORDS = {
@@ -20,6 +21,7 @@ PLAIN_WORDS = {
     *("code", "reward"),  # where it comes from, and who judges it or how it counts
     *("engine", "trainer", "dataset", "record"),  # one for each library that r3 works with
     "api",  # called from Python, or by the pages
+    *("counts", "groups", "prompts", "weights"),  # of a step, of the buffer, of another trainer, of the model
 }
 
 
@@ -55,10 +57,13 @@ def test_every_module_of_weight_has_tests_that_can_be_found() -> None:
         docstring = test.read_text(encoding="utf-8").split('"""')[1]
         covered |= set(re.findall(r"\br3(?:\.\w+)+", docstring))
         name, folder = test.stem.removeprefix("test_"), test.relative_to(ROOT / "tests").parts[0]
-        covered |= {dotted(path) for path in MODULES if path.stem == name and folder in (test.name, room(path))}
+        named = [path for path in (*MODULES, *PACKAGES) if path.stem == name and folder in (test.name, room(path))]
+        covered |= {dotted(path) for path in named}
+    whole = {dotted(path) for path in PACKAGES} & covered  # whose tests cover all of their modules
+    covered |= {dotted(path) for path in MODULES if dotted(path).rpartition(".")[0] in whole}
     heavy = {dotted(path) for path in MODULES if len(path.read_text(encoding="utf-8").splitlines()) >= OF_WEIGHT}
     assert heavy - covered == set(), "name a test file after these, or say in its first lines that it covers them"
-    known = {dotted(path) for path in MODULES} | {f"r3.{path.name}" for path in SOURCE.iterdir()} | {"r3.train"}
+    known = {dotted(path) for path in (*MODULES, *PACKAGES)}
     assert {name for name in covered if name.count(".") > 1} <= known
 
 

@@ -1,4 +1,7 @@
-"""The C loops of the native engine on a CPU, against its reference in torch, and how they come to be compiled."""
+"""The C loops of the native engine on a CPU, against its reference in torch, and how they come to be compiled.
+
+Covers r3.rollout.native.cpu.
+"""
 
 from __future__ import annotations
 

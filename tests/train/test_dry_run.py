@@ -1,6 +1,6 @@
 """`--dry-run` refuses what training would refuse, with exit code 2, and writes nothing.
 
-Covers r3.train.dryrun, r3.train.build.
+Covers r3.train.dryrun, r3.train.build, r3.train.checks.
 """
 
 from __future__ import annotations

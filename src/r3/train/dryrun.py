@@ -61,7 +61,7 @@ KNOWN_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def dry_run(config: Config, processes: int = 1) -> str:
-    """Refuse what `train` would refuse, without the weights, and say what the run would take (of each process)."""
+    """Refuse what `train` would refuse, without loading weights. Returns a report on what a process would need."""
     try:
         check_folder(run_path(config))
         return _looked_at(config, processes)
@@ -94,7 +94,7 @@ def _shape(config: Config, notes: list[str]) -> Any:
     known = KNOWN_SHAPES.get(config.model.path)
     if known is None:
         return load_model_config(resolve(config.model.path), config.model)
-    try:  # what is on this machine comes before our table, the table before a wait for the network
+    try:  # first what is on this machine, then our table, and only then the network
         return load_model_config(config.model.path, config.model, local_files_only=True)
     except ConfigError:
         notes.append(f"{config.model.path} is not on this machine; used its published shape")
@@ -103,7 +103,7 @@ def _shape(config: Config, notes: list[str]) -> Any:
 
 
 def _model(config: Config, shape: Any) -> PreTrainedModel:
-    """The model without weights, which must be there where its folder is."""
+    """The model without its weights; if its folder is here, the weights must be in it."""
     folder = Path(resolve(config.model.path))
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise ConfigError(f"model.path={config.model.path}: holds no weights (*.safetensors); get the whole folder")
@@ -139,7 +139,7 @@ def _check_engine(config: Config, model: PreTrainedModel) -> None:
 
 
 def _tokenizer(config: Config, shape: Any, notes: list[str]) -> Any:
-    """The tokenizer, or None where the model is known but not here."""
+    """The tokenizer, or None if the model is known but not on this machine."""
     known = config.model.path in KNOWN_SHAPES
     try:
         tokenizer = load_tokenizer(resolve(config.model.path), config.model, local_files_only=known)
@@ -194,7 +194,7 @@ def _batch(config: Config, queries: int | None) -> list[str]:
 
 
 def _passes(config: Config, queries: int | None) -> str:
-    """How often the run goes over the queries."""
+    """How many passes over the queries the run makes, in words."""
     if config.train.steps is None:
         return f"{config.train.epochs} epochs"
     if queries is None:
@@ -207,7 +207,7 @@ def _on(enabled: bool) -> str:
 
 
 def _memory(config: Config, shape: Any, parameters: int, trained: int, processes: int, prompt: int) -> list[str]:
-    """Bytes by what they are for, and the most that is held at once: rollout and update take turns."""
+    """Bytes by purpose, and the peak: rollout and update take turns."""
     shards = processes if config.train.shard else 1
     device, width = pick_device(config.model), _width(config)
     here = device.type == "cpu" and width == 4
@@ -244,7 +244,7 @@ def _memory(config: Config, shape: Any, parameters: int, trained: int, processes
 
 
 def _width(config: Config) -> int:
-    """Bytes of a weight: as here, but as on a card for the published shapes, which nobody trains without one."""
+    """Bytes per weight: as on this machine, or as on a card for published shapes, which need one."""
     if config.model.dtype == "auto" and config.model.path in KNOWN_SHAPES:
         return 2
     return pick_dtype(config.model, pick_device(config.model)).itemsize
@@ -265,7 +265,7 @@ def _logits(shape: Any, device: torch.device, tokens: int, width: int) -> dict[s
 
 
 def _cache(shape: Any) -> int:
-    """Numbers that a token has in the cache."""
+    """Numbers per token in the key-value cache."""
     text = shape.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(2 * text.num_hidden_layers * text.num_key_value_heads * head_dim)

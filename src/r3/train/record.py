@@ -16,12 +16,12 @@ from r3.samples import FloatArray, Query, Sample
 from r3.train.token_texts import TokenTexts
 
 MOST_QUESTION = 240
-"""Characters of the question, and of the reference answer, in a summary: enough to know it by."""
+"""Characters of the question and of the reference answer in a summary: enough to recognise them."""
 
 
 @dataclass(frozen=True)
 class StepNotes:
-    """What the rows tell beside the result: how far the policy had moved, and what reflection prompts show."""
+    """What the rows have besides the result: how far the policy had moved, and what reflection prompts show."""
 
     log_ratios: Mapping[tuple[int, int], FloatArray] = field(default_factory=dict)
     """Per token log π/π_behave at the update, by group and member, of those trained under the prompt they were drawn
@@ -94,7 +94,7 @@ def _attempt(mixed: MixedGroup, texts: TokenTexts, notes: StepNotes) -> dict[str
 
 
 def group_summaries(result: StepResult) -> list[dict[str, Any]]:
-    """Every group of the step in short: what the rows would say without their texts and per-token numbers."""
+    """A summary of every group of the step: the rows without their texts and per-token numbers."""
     return [_summary(mixed) for mixed in result.groups]
 
 

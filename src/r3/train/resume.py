@@ -30,7 +30,7 @@ from r3.verify.functions import digest_of_source
 
 log = logging.getLogger(__name__)
 
-# How long the run goes on, what it keeps and shows, and where it holds it. Anything else would be another experiment.
+# How long the run goes on, what it keeps and shows, and where. Any other change would make another experiment.
 MAY_CHANGE = (
     "train.steps",
     "train.epochs",
@@ -47,7 +47,7 @@ MAY_FALL = ("train.learning_rate", "train.max_grad_norm")
 """May be lowered, for a run that diverged; run.json notes it, and later resumes keep it."""
 
 CONTENTS = "buffer.json"
-"""In a checkpoint: what the buffer held."""
+"""The file in a checkpoint that has the buffer's totals."""
 _TOKENISED = 64
 """Prompts whose token ids go into the tokenizer's digest."""
 
@@ -126,7 +126,7 @@ def save_contents(buffer: SampleBuffer, folder: Path) -> None:
 
 
 def check_files(directory: RunDirectory) -> Checkpoint | None:
-    """The checkpoint to go on from (None: from the start), after metrics and buffer were found to belong to it.
+    """The checkpoint to go on from (None: from the start), once metrics and buffer are known to belong to it.
 
     Reads only. `RunError` names the part that is missing or older.
     """
@@ -158,7 +158,7 @@ def check_files(directory: RunDirectory) -> Checkpoint | None:
 
 
 def _newest_written(directory: RunDirectory) -> int | None:
-    """The newest checkpoint that the run says it wrote, whether or not it is there."""
+    """The newest checkpoint that the run recorded, whether or not it still exists."""
     said = [directory.info.get("checkpoint"), *(resume.get("step") for resume in directory.info.get("resumes", []))]
     if directory.buffer_path.exists():  # which settles a step when its checkpoint is written, also in earlier versions
         with SampleBuffer.open_reader(directory.buffer_path) as buffer:
@@ -167,7 +167,7 @@ def _newest_written(directory: RunDirectory) -> int | None:
 
 
 def _check_start(directory: RunDirectory) -> None:
-    """A run without a checkpoint starts over: not one whose buffer is lost, it is no longer the run that it was."""
+    """Refuse to start a run without a checkpoint over if its buffer is lost: it would not be the same run."""
     last = directory.metrics.last_step or 0
     if last == 0:
         return
@@ -244,7 +244,7 @@ def inputs_of(
 
 
 def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed: bool) -> dict[str, Any]:
-    """What of data and tokenizer changed since the run began, for run.json; refuses it unless it is `allowed`."""
+    """What changed in data and tokenizer since the run began, for run.json; refused unless `allowed`."""
     then = directory.info.get("inputs")
     if then is None:
         log.warning(
@@ -270,7 +270,7 @@ def check_inputs(directory: RunDirectory, inputs: Mapping[str, Any], *, allowed:
             f"{directory.path}: {' and '.join(changed)} changed since the run began: it would go on as another one; "
             "restore what it was, or accept it with --allow-changed-data (run.json notes it); nothing was changed"
         )
-    log.warning("%s: %s changed since the run began; going on none the less", directory.path, " and ".join(changed))
+    log.warning("%s: %s changed since the run began; going on all the same", directory.path, " and ".join(changed))
     return {"changed_inputs": {name: inputs[name] for name in inputs if inputs[name] != then.get(name)}}
 
 
@@ -292,7 +292,7 @@ def _digest_of_help(queries: Sequence[Query]) -> str:
 
 
 def _digest_of_tokenizer(tokenizer: Any, queries: Sequence[Query]) -> str:
-    """Of what it does, not of its files: vocabulary, template, special tokens, and the ids of some prompts."""
+    """A digest of what it does, not of its files: vocabulary, template, special tokens, ids of some prompts."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     special = [tokenizer.eos_token_id, tokenizer.bos_token_id, sorted(tokenizer.all_special_ids)]

@@ -1,7 +1,7 @@
 """The queries of each step: in the order of the data, and those that are asked again before their turn (`revisit`).
 
-What was seen of each query is a checkpoint's matter (`state`), the choice itself is seeded by (seed, step): a resumed
-run asks the very queries it would have asked.
+How each query fared is saved in checkpoints (`state`), and the choice is seeded by (seed, step): a resumed run asks the
+same queries as it would have asked uninterrupted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Revisits:
         return self.stream.take(count, left_out=self.retired if enough else {})
 
     def learn(self, groups: Sequence[Group], *, step: int) -> dict[str, float]:
-        """Remember how the queries of a step were solved; what it counts for the metrics."""
+        """Remember how the queries of a step were solved. Returns counts for the metrics."""
         plain = [group for group in groups if group.context.kind == "plain"]
         if self.settings.enabled:
             outcomes = [outcome for group in plain for outcome in group.outcomes]

@@ -2,7 +2,7 @@
 
 The loss is the mean negative log-likelihood of a batch's response tokens. Policy, packing and optimiser are those of
 `r3 train`, and so are the settings: `train.queries_per_step` is the batch in sequences, `rollout.max_tokens` the
-longest solution that is learnt from. A solution is the task's column `solution` with the boxed answer behind it.
+longest solution that is learnt from. A solution is the task's column `solution` followed by the boxed answer.
 
 A model that has only seen questions cannot do anything with a failed attempt in its prompt. With `task.retries_from` it
 learns that too, from its own failures: a run of `r3 train` on the same problems, whose wrong answers are shown in the
@@ -40,7 +40,7 @@ from r3.train.session import run_path
 
 log = logging.getLogger(__name__)
 KIND = "sft"
-"""In run.json: what tells a warm start's directory from that of an `r3 train`, which must not be begun again."""
+"""Marks a warm start's directory in run.json: unlike that of an `r3 train`, it may be started again."""
 SHOWN = {"loss": "loss", "held-out loss": "heldout/loss", "grad norm": "grad_norm", "rate": "learning_rate"}
 
 
@@ -52,10 +52,10 @@ class WarmStart:
     """The folder that `model.path` takes."""
     examples: int
     retries: int
-    """How many of these show a failed attempt."""
+    """How many of the examples show a failed attempt."""
     too_long: int
     losses: tuple[float, float]
-    """Held-out loss before and after, a token; NaN where nothing was held out."""
+    """Held-out loss per token, before and after; NaN if nothing was held out."""
     stopped_by: str | None
 
 
@@ -112,7 +112,8 @@ def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Tr
         room, longest = policy.max_context or math.inf, config.rollout.max_tokens
 
         def fitting(some: Sequence[Trajectory | None]) -> list[Trajectory]:
-            return [one for one in some if one is not None and len(one) <= room and len(one.response) <= longest]
+            kept = (solution for solution in some if solution is not None and len(solution) <= room)
+            return [solution for solution in kept if len(solution.response) <= longest]
 
         plain, retries = fitting(made), fitting(_retries(config, task.train, policy))
         if not any(made):
@@ -123,10 +124,10 @@ def _examples(config: Config, policy: Policy) -> tuple[list[Trajectory], list[Tr
             raise ConfigError(
                 f"no solution has at most rollout.max_tokens={config.rollout.max_tokens} tokens; raise it"
             )
-        aside = [one for query in task.heldout if (one := example(query, policy)) is not None]
+        heldout = [solved for query in task.heldout if (solved := example(query, policy)) is not None]
     finally:
         task.judge.close()
-    return plain + retries, aside, len(retries), sum(one is not None for one in made) - len(plain)
+    return plain + retries, heldout, len(retries), sum(solution is not None for solution in made) - len(plain)
 
 
 def _retries(config: Config, queries: Sequence[Query], policy: Policy) -> list[Trajectory | None]:
@@ -134,7 +135,7 @@ def _retries(config: Config, queries: Sequence[Query], policy: Policy) -> list[T
     if config.task.retries_from is None:
         return []
     run, settings, rng = RunFiles(config.task.retries_from), config.method.reflection, np.random.default_rng(0)
-    run.read_info()  # refuses what is no run
+    run.read_info()  # refuses a folder that is no run
     with SampleBuffer.open_reader(run.buffer_path) as buffer:
         wrong = buffer.history(
             [query.id for query in queries], outcome=False, limit=settings.candidates, context="plain"
@@ -170,7 +171,7 @@ def _ids(values: Sequence[int]) -> IntArray:
 
 
 class _Lessons:
-    """The loop over batches."""
+    """The training loop over batches."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class _Lessons:
         self.optimiser = Optimiser(policy.model.parameters(), config.train, len(self.batches))
 
     def _batches(self) -> Iterator[tuple[int, list[int]]]:
-        """(epoch, indices) of every batch: a seeded shuffle an epoch; train.steps may end it sooner."""
+        """(epoch, indices) of every batch: one seeded shuffle per epoch; train.steps may end it sooner."""
         size, order = self.config.train.queries_per_step, len(self.examples)
         every = [
             (epoch, part.tolist())
@@ -213,12 +214,12 @@ class _Lessons:
 
     def step(self, step: int, batch: Sequence[Trajectory]) -> dict[str, Any]:
         """One update on a batch."""
-        tokens = sum(len(one.response) for one in batch)
+        tokens = sum(len(example.response) for example in batch)
         loss = 0.0
         self.policy.base.train()
         try:
             with packed(self.policy.base), self.policy.compiled():
-                for part in pack([len(one) for one in batch], self.config.train.tokens_per_microbatch):
+                for part in pack([len(example) for example in batch], self.config.train.tokens_per_microbatch):
                     logprobs_T = self.policy.statistics([batch[i] for i in part], temperature=1.0).logprobs_T
                     share = -logprobs_T.sum() / tokens
                     share.backward()
@@ -232,13 +233,13 @@ class _Lessons:
 
     @torch.no_grad()
     def heldout_loss(self) -> float:
-        """Mean negative log-likelihood a response token."""
+        """Mean negative log-likelihood per response token."""
         if not self.heldout:
             return math.nan
         total = 0.0
-        for part in pack([len(one) for one in self.heldout], self.config.train.tokens_per_microbatch):
+        for part in pack([len(example) for example in self.heldout], self.config.train.tokens_per_microbatch):
             total -= float(self.policy.statistics([self.heldout[i] for i in part], temperature=1.0).logprobs_T.sum())
-        return total / sum(len(one.response) for one in self.heldout)
+        return total / sum(len(example.response) for example in self.heldout)
 
 
 def _split(order: Any, size: int) -> list[Any]:

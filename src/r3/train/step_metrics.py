@@ -20,15 +20,15 @@ from r3.samples import Sample
 
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 FAILURES = ("timeout", "memory", "crashed", "error")
-"""Verdicts that say something of the verifier rather than of the answer."""
+"""Verdicts that are failures of the verifier, not of the answer."""
 
 
 MOST_FAILURES = 0.01
-"""Share of a step's answers that the verifier may fail on before it is said aloud."""
+"""Warn if the verifier fails on more than this share of a step's answers."""
 
 
 def alarms(metrics: Mapping[str, float], answers: int) -> list[str]:
-    """What a person should know of a step at once: answers count as wrong that nobody found wrong.
+    """Warnings about a step: answers that count as wrong although nobody judged them wrong.
 
     >>> alarms({"verify/timeout": 2}, 300)
     []
@@ -151,7 +151,7 @@ def _mean_entropy(samples: Sequence[Sample]) -> float:
 
 
 def peak_memory_gb() -> float:
-    """Most memory used so far: the card's where there is one, else this process's."""
+    """Peak memory: of the card if there is one, else of this process."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated()) / 1e9

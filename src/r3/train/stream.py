@@ -1,4 +1,4 @@
-"""The order of queries: a seeded shuffle an epoch, as a pure function of the position.
+"""The order of queries: one seeded shuffle per epoch, as a pure function of the position.
 
 The position is all there is to save: a resumed run reads the very queries it would have read, and reading ahead
 changes nothing.
@@ -40,7 +40,7 @@ class QueryStream:
     def take(self, count: int, left_out: Mapping[str, int] | None = None) -> list[tuple[Query, int]]:
         """The next `count` queries (fewer at the end of the last epoch), each with its epoch.
 
-        Those `left_out` are passed over in epochs later than the one that stands beside their id; not all may be.
+        Queries in `left_out` are skipped in epochs after the one given with their id; not all queries may be.
         """
         taken: list[tuple[Query, int]] = []
         while len(taken) < count and not self.exhausted:

@@ -1,4 +1,4 @@
-"""The table at the end of a run: was it worth it, what did each mechanism do, what next."""
+"""The summary at the end of a run: accuracy, what each mechanism did, and what to do next."""
 
 from __future__ import annotations
 

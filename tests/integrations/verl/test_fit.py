@@ -1,6 +1,6 @@
 """verl's own `fit`, on a local Ray and its own FSDP2 workers, with R³ in it: the mechanisms, the loss, exact resume.
 
-Covers r3.integrations.verl.v0 and v1.
+Covers r3.integrations.verl.v0, r3.integrations.verl.v1, r3.integrations.verl.dataproto.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of R³ in verl against verl's real ones: its config, data set, reward workers' calls, plugin loading.
 
-Covers r3.integrations.verl.config, r3.integrations.verl.reward, r3.integrations.verl.transfer,
+Covers r3.integrations.verl.core, r3.integrations.verl.reward, r3.integrations.verl.transfer,
 r3.integrations.common.buffer_copies, r3.integrations.common.groups.
 """
 
