@@ -39,7 +39,8 @@ MARK = (
 )
 TABLE = "<!-- table -->", "<!-- end of table -->"
 ORDER = (
-    *("embedded", "embedded-groups-of-four", "embedded-harder", "tiny-spelling", "smollm2-longer-lists"),
+    *("lift", "mechanisms", "embedded-groups-of-four", "embedded-harder", "truncation", "spelling-mechanisms"),
+    *("embedded", "tiny-spelling", "smollm2-longer-lists"),
     *("smollm2-lists", "smollm2-sums", "smollm2-sums-seldom", "smollm2-spelling", "smollm2-reversal"),
     *("smollm2-filtering", "smollm2-rewriting", "smollm2-gsm8k"),
 )
@@ -163,7 +164,7 @@ def draw_overview(path: Path) -> None:
     with canvas("overview", (9.0, 0.34 * len(every) + 1.2)) as figure:
         axes = figure.add_subplot()
         for colour, shift, other in (("#1f77b4", -0.13, "grpo"), ("#ff7f0e", 0.13, "dapo")):
-            label = "GRPO's tokens" if other == "grpo" else "DAPO's (all but the first row: truncated answers masked)"
+            label = "GRPO's tokens" if other == "grpo" else "DAPO's (from the eighth row on: truncated answers masked)"
             axes.plot([], [], "o", color=colour, label=f"share of {label}")
             for y, low, value, high, filled in _bars(every, other, shift):
                 axes.plot([low, min(high, SHOWN)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
