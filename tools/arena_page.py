@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from r3.compare.analysis import Comparison
@@ -201,7 +202,7 @@ def _panel(axes: Any, title: str, c: Comparison) -> None:
     axes.set_yticks(range(len(finals)), list(finals))
     axes.set_ylim(len(finals) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.set_title(f"{title}; {seed_list(c.plan['seeds'])}", fontsize=9)
+    axes.set_title(fill(f"{title}; {seed_list(c.plan['seeds'])}", 48), fontsize=9)
     axes.grid(axis="x", alpha=0.3)
 
 
