@@ -48,6 +48,7 @@ def test_the_schema_for_editors_takes_it(path: Path, schema: Any) -> None:
         {"method": "grpo"},
         {"method": {"replay": "off", "objective": "gspo", "ranking": False}, "reward": {"overlong": True}},
         {"task": {"name": "file", "path": "my.csv", "rows": [0, 5]}},
+        {"model": {"lora": True}},
     ],
 )
 def test_short_forms_are_in_the_schema(recipe: Any, schema: Any) -> None:
@@ -61,7 +62,7 @@ def test_short_forms_are_in_the_schema(recipe: Any, schema: Any) -> None:
         {"method": "ppo"},
         {"method": {"repaly": "off"}},
         {"train": {"steps": 0}},
-        {"model": {"lora": True}},
+        {"model": {"lora": "perhaps"}},
         {"task": {"name": "file"}},
         {"task": {"name": "arithmetic", "path": "my.csv"}},
     ],

@@ -72,7 +72,7 @@ def test_groups_hold_one_query_under_one_prompt() -> None:
 def test_contexts_are_checked() -> None:
     with pytest.raises(ValueError, match="shows no past sample"):
         Context("plain", 3)
-    with pytest.raises(ValueError, match="'plain' or 'reflection'"):
+    with pytest.raises(ValueError, match="plain, reflection, hint, critique"):
         Context("replay")  # type: ignore[arg-type]
 
 

@@ -158,6 +158,8 @@ def load_config(recipe: Path | Mapping[str, Any] | None, overrides: Iterable[str
 
 def tell_without_effect(config: Config, overrides: Iterable[str | tuple[str, Any]]) -> None:
     """A warning for every setting that was asked for in a section that is off, such as replay.k under method=grpo."""
+    if os.environ.get("RANK", "0") != "0":  # torchrun starts several of us: the first one says it
+        return
     for given in overrides:
         key, _ = split_override(given) if isinstance(given, str) else given
         *above, last = key.split(".")

@@ -45,7 +45,7 @@ def test_next_is_the_users_own_command_with_another_method(tmp_path: Path, capsy
     assert main(["train", str(recipe), *settings]) == 0
     command = next_command(capsys.readouterr().out)
     assert command[:3] == ["r3", "train", str(recipe)]
-    assert set(settings) - set(command) == {"method=r3", f"run.dir={tmp_path / 'run'}"}
+    assert set(settings) - set(command) == {"method=r3-paper", f"run.dir={tmp_path / 'run'}"}
     assert command[-2:] == ["method=grpo", f"run.dir={tmp_path / 'run'}-grpo"]
     assert main(command[1:]) == 0
     other = yaml.safe_load((tmp_path / "run-grpo" / "config.yaml").read_text())

@@ -138,8 +138,11 @@ def test_a_list_that_is_no_chat_is_a_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["train.steps=2"], "method=r3: this run asks 8 of 8 queries, each once, and replay and reflection go by"),
-        (["train.epochs=1"], "method=r3: this run asks 8 of 8 queries, each once"),
+        (
+            ["train.steps=2"],
+            "method=r3-paper: this run asks 8 of 8 queries, each once, and replay and reflection go",
+        ),
+        (["train.epochs=1"], "method=r3-paper: this run asks 8 of 8 queries, each once"),
         (
             ["train.epochs=1", "method=r3-no-reflection"],
             "method=r3-no-reflection: this run asks 8 of 8 queries, each once, and replay goes",

@@ -104,7 +104,9 @@ def test_a_column_of_critiques_is_shown(tmp_path: Path) -> None:
 
 def test_they_can_be_compared(tmp_path: Path) -> None:
     settings = [
-        text for text in overrides(tmp_path) if not text.startswith(("run.dir", "run.seed", "method=", "reward."))
+        text
+        for text in overrides(tmp_path)
+        if not text.startswith(("run.dir", "run.seed", "train.epochs", "method=", "reward."))
     ]
     budget = ["--seeds", "1", "--tokens", "100", "--evaluations", "1", "--no-report", "--out", str(tmp_path / "out")]
     assert main(["compare", *settings, *helped(tmp_path), "--methods", ",".join(METHODS), *budget]) == 0

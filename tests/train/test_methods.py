@@ -14,7 +14,7 @@ from r3.run import RunFiles
 from tests.train.test_bad_input import refused
 from tests.train.tiny import helped, overrides, read_metrics
 
-OWN = ("run.dir", "run.seed", "method=", "reward.")
+OWN = ("run.dir", "run.seed", "train.epochs", "method=", "reward.")
 
 
 def switched_on(method: dict[str, Any]) -> list[str]:

@@ -193,10 +193,10 @@ def test_a_buffer_removed_under_a_live_run_stops_it(
 
     real = Trainer.train_step
 
-    def step(trainer: Trainer) -> object:
+    def step(trainer: Trainer, *arguments: object) -> object:
         if trainer.step == 2:
             (tmp_path / "run" / name).unlink()
-        return real(trainer)
+        return real(trainer, *arguments)
 
     monkeypatch.setattr(Trainer, "train_step", step)
     assert main(["train", "--quiet", *overrides(tmp_path, **SETTINGS, train__steps=4)]) == 1
