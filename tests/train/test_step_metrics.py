@@ -1,10 +1,12 @@
 """A step's metrics in real runs: the ranking's, against pairs counted one by one; the alarm of a failing judge.
 
-Covers r3.train.sampler.
+Covers r3.train.sampler, r3.train.step_metrics.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -93,3 +95,10 @@ def test_successes_are_counted_by_where_they_come_from(tmp_path: Path) -> None:
 
 def right(rows: list[dict[str, Any]]) -> int:
     return sum(row["outcome"] for row in rows)
+
+
+def test_peak_memory_is_the_process_s_own_whoever_started_it() -> None:
+    child = "from r3.train.step_metrics import peak_memory_gb; print(peak_memory_gb())"
+    parent = f"import subprocess, sys; held = b'x' * 2_000_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
+    told = subprocess.run([sys.executable, "-c", parent], check=True, capture_output=True, text=True).stdout
+    assert 0.01 < float(told) < 1.5

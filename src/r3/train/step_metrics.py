@@ -5,9 +5,11 @@ All but the names under `seconds/`, `tokens_per_second` and `memory/` is the sam
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -155,5 +157,10 @@ def peak_memory_gb() -> float:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated()) / 1e9
+    # Linux hands the peak of getrusage on to whoever a large process starts; that of /proc is this process's own.
+    status = Path("/proc/self/status")
+    peaks = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else []
+    if peaks:
+        return int(peaks[0]) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
