@@ -179,3 +179,18 @@ def test_rows_need_no_reference_answer_where_own_rewards_judge(tmp_path: Path) -
 
 def lucky(completion: str) -> float:
     return float(len(completion) % 2)
+
+
+def test_an_outcome_that_is_never_right_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A score whose best value stays below the threshold, as where format is named for correctness."""
+    arguments = begun(tmp_path, "task.outcome=brief", "task.right_above=1.5", "train.epochs=7", "train.steps=14")
+    assert main(arguments) == 0
+    told = [record.getMessage() for record in caplog.records if "was right" in record.getMessage()]
+    assert len(told) == 1
+    assert re.match(
+        r"step 10: none of \d+ answers in 10 batches was right.*'brief' gave .*task\.right_above=1\.5", told[0]
+    )
+    caplog.clear()
+    (tmp_path / "fine").mkdir()
+    assert main([*begun(tmp_path / "fine", "train.epochs=7", "train.steps=12")]) == 0
+    assert not [record for record in caplog.records if "was right" in record.getMessage()]

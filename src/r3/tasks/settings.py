@@ -89,6 +89,13 @@ class TaskSettings(Settings):
         return any(reward.function == "correct" for reward in self.rewards)
 
     @property
+    def decides(self) -> RewardFunction | None:
+        """The reward that says right or wrong, if rewards do."""
+        return next(
+            (reward for reward in self.rewards if reward.called == (self.outcome or self.rewards[0].called)), None
+        )
+
+    @property
     def own_functions(self) -> list[str]:
         """The dotted paths of the user's functions that this section names."""
         return [reward.function for reward in self.rewards if "." in reward.function]
@@ -112,7 +119,7 @@ class TaskSettings(Settings):
             )
         if names and self.outcome is not None and self.outcome not in names:
             raise ValueError(f"outcome={self.outcome!r} is none of the rewards ({', '.join(names)})")
-        decides = next((one for one in self.rewards if one.called == (self.outcome or names[0])), None)
+        decides = self.decides
         if decides is not None and decides.function == "correct" and self.right_above != 0.5:
             raise ValueError(
                 f"right_above={self.right_above:g} is for an outcome that is a score, and correct says right or "

@@ -39,7 +39,7 @@ from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
 from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
 from r3.train.state import restore, save
-from r3.train.step_metrics import alarms
+from r3.train.step_metrics import NeverRight, alarms
 from r3.train.stream import QueryStream
 
 log = logging.getLogger(__name__)
@@ -210,6 +210,7 @@ class _Session:
             config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed, earlier=parts.earlier
         )
         self.trainer = Trainer(config, stream, sampler, algorithm, updater)
+        self._never_right = NeverRight(config.task)
         if checkpoint is not None:
             restore(self.trainer, checkpoint.path)
         # All is loaded: only now is anything of the run taken back.
@@ -287,7 +288,7 @@ class _Session:
             metrics |= self._evaluation()
         self._save_rollouts(step, result)
         self._record(step, metrics)
-        for told in alarms(metrics, len(result.samples)):
+        for told in (*alarms(metrics, len(result.samples)), *self._never_right.alarms(result)):
             log.warning("step %d: %s", step, told)
         if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens a step as so far
             progress.total = min(self.total_steps, max(step, round(step * self.config.train.tokens / self.tokens)))

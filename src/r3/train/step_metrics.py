@@ -19,6 +19,8 @@ from r3.method.mixed import Origin, StepResult
 from r3.method.settings import RankingSettings
 from r3.policy.update import UpdateReport
 from r3.samples import Sample
+from r3.tasks.settings import TaskSettings
+from r3.verify.rewards import OutcomeWatch
 
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 FAILURES = ("timeout", "memory", "crashed", "error")
@@ -43,6 +45,30 @@ def alarms(metrics: Mapping[str, float], answers: int) -> list[str]:
         for reason in FAILURES
         if (count := metrics.get(f"verify/{reason}", 0)) > MOST_FAILURES * answers
     ]
+
+
+class NeverRight:
+    """Warns once if the user's function that says right or wrong never says right, though answers differ in worth."""
+
+    def __init__(self, task: TaskSettings) -> None:
+        decides = task.decides
+        scored = decides is not None and decides.function != "correct" and decides.weight != 0
+        self._decides = decides if scored else None
+        name = "" if decides is None else decides.called
+        self._watch = OutcomeWatch(name, task.right_above, threshold="task.right_above", outcome="task.outcome")
+
+    def alarms(self, result: StepResult) -> list[str]:
+        """The warning, in the step where it is time."""
+        decides = self._decides
+        if decides is None:
+            return []
+        scored = [sample for sample in result.samples if decides.called in sample.reward_parts]
+        warning = self._watch.see(
+            [sample.reward_parts[decides.called] / decides.weight for sample in scored],
+            [sample.reward for sample in scored],
+            [bool(sample.outcome) for sample in scored],
+        )
+        return [] if warning is None else [warning]
 
 
 def step_metrics(

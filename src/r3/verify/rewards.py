@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,3 +133,34 @@ def _function(reward: Reward) -> ScoreFunction:
             "write package.module.function"
         )
     return ScoreFunction(f"{__name__}.{reward.function}", caged=reward.caged, setting=setting)
+
+
+class OutcomeWatch:
+    """Says once if all answers are wrong by the threshold although their rewards differ."""
+
+    BATCHES = 10
+    """Speak after this many batches without a right answer."""
+
+    def __init__(self, name: str, right_above: float, *, threshold: str, outcome: str) -> None:
+        self.name, self.right_above = name, right_above
+        self._threshold, self._outcome = threshold, outcome  # what the settings are called where it watches
+        self._batches = self._answers = 0
+        self._done = self._vary = False
+        self._low, self._high = math.inf, -math.inf
+
+    def see(self, outcomes: Sequence[float], rewards: Sequence[float], right: Sequence[bool]) -> str | None:
+        """A batch: the outcome function's values, the whole rewards, what counted as right; a warning if it is time."""
+        self._done = self._done or any(right)
+        if self._done or not outcomes:
+            return None
+        self._batches, self._answers = self._batches + 1, self._answers + len(outcomes)
+        self._low, self._high = min(self._low, *outcomes), max(self._high, *outcomes)
+        self._vary = self._vary or len(set(rewards)) > 1 or len(set(outcomes)) > 1
+        if self._batches < self.BATCHES or not self._vary:
+            return None
+        self._done = True
+        return (
+            f"none of {self._answers} answers in {self._batches} batches was right, though their rewards differ: "
+            f"{self.name!r} gave {self._low:g} to {self._high:g}, and right is above {self._threshold}="
+            f"{self.right_above:g}; lower that, or name another function in {self._outcome}"
+        )

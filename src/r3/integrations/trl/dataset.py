@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from r3.integrations.common.prompts import prompt_id, text_of
 from r3.samples import Query
+from r3.verify.rewards import OutcomeWatch
 
 
 def query_of(row: Mapping[str, Any], id_column: str | None) -> Query:
@@ -60,32 +60,6 @@ def outcome_index(name: str | None, names: Sequence[str]) -> int:
     return list(names).index(name)
 
 
-class OutcomeWatch:
-    """Warns once if all answers are wrong by the threshold although their rewards differ."""
-
-    BATCHES = 10
-    """Warn after this many generation batches without a right answer."""
-
-    def __init__(self, name: str, right_above: float) -> None:
-        self.name, self.right_above = name, right_above
-        self._batches = self._answers = 0
-        self._done = self._vary = False
-        self._low, self._high = math.inf, -math.inf
-
-    def see(self, outcomes: Sequence[float], rewards: Sequence[float], right: Sequence[bool]) -> None:
-        """A generation batch: the outcome function's values, the whole rewards, and what counted as right."""
-        self._done = self._done or any(right)
-        if self._done or not outcomes:
-            return
-        self._batches, self._answers = self._batches + 1, self._answers + len(outcomes)
-        self._low, self._high = min(self._low, *outcomes), max(self._high, *outcomes)
-        self._vary = self._vary or len(set(rewards)) > 1 or len(set(outcomes)) > 1
-        if self._batches < self.BATCHES or not self._vary:
-            return
-        self._done = True
-        warnings.warn(
-            f"none of {self._answers} answers in {self._batches} batches was right, though their rewards differ: "
-            f"{self.name!r} gave {self._low:g} to {self._high:g}, and right is above r3_right_above="
-            f"{self.right_above:g}; lower that, or name another function in r3_outcome_reward",
-            stacklevel=2,
-        )
+def outcome_watch(name: str, right_above: float) -> OutcomeWatch:
+    """What warns if no answer is ever right, in TRL's names of the settings."""
+    return OutcomeWatch(name, right_above, threshold="r3_right_above", outcome="r3_outcome_reward")

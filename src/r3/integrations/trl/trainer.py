@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Sequence, Sized
 from typing import Any
 
@@ -41,7 +42,7 @@ from r3.integrations.common.prompts import turns_of
 from r3.integrations.common.recorder import RunRecorder
 from r3.integrations.trl import padding
 from r3.integrations.trl.config import R3Config, changes_training
-from r3.integrations.trl.dataset import OutcomeWatch, check_rows, outcome_index, query_of
+from r3.integrations.trl.dataset import check_rows, outcome_index, outcome_watch, query_of
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
 from r3.integrations.trl.pending import Seen, Step
 from r3.integrations.trl.ranked import RankedTrainer, Row
@@ -76,7 +77,7 @@ class R3Trainer(RankedTrainer):
         self._r3_seen: Seen | None = None
         self._r3_sampler: Any = None
         self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names) if self._r3_on else 0
-        self._r3_watch = OutcomeWatch(self.reward_func_names[self._r3_outcome], args.r3_right_above)
+        self._r3_watch = outcome_watch(self.reward_func_names[self._r3_outcome], args.r3_right_above)
         if self._r3_on and isinstance(self.train_dataset, Sized):
             check_rows(self.train_dataset, args.r3_id_column)  # type: ignore[arg-type]  # rows, as TRL wants them
         if self.r3_settings.resample.enabled:
@@ -256,11 +257,13 @@ class R3Trainer(RankedTrainer):
     def _decide(self) -> Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
         step, outcome = self._step_under_way, self.reward_func_names[self._r3_outcome]
-        self._r3_watch.see(
+        warning = self._r3_watch.see(
             [answer.rewards[outcome] for answer in step.answers],
             [math.fsum(answer.rewards.values()) for answer in step.answers],
             [answer.right for answer in step.answers],
         )
+        if warning is not None:
+            warnings.warn(warning, stacklevel=2)
         self.r3_step = self._algorithm.learn(step.groups, version=self.state.global_step)
         self._recorder.took(self.r3_step, step.counts, epoch=self._epoch())
         return plan_rows(self.r3_step, self.r3_settings)
