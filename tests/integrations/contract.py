@@ -262,11 +262,16 @@ def _as_nano(one_file: ModuleType, group: Group, sample: Sample) -> Any:
 # ---------------------------------------------------------------- verl
 
 
-def run_verl(folder: Path) -> list[StepResult]:
-    """The recording through `python -m verl.trainer.main_ppo`, in a folder that other tests look at too."""
+def run_verl(folder: Path, variant: str = "r3") -> list[StepResult]:
+    """The recording through `python -m verl.trainer.main_ppo`; the run of r3 lies where other tests look at it too."""
     from tests.integrations.verl import running
 
-    return list(running.steps(running.whole("v1")).values())
+    if variant == "r3":
+        return list(running.steps(running.whole("v1")).values())
+    running.prepare(folder)
+    done = running.run(folder, **{f"+r3_method.{key}": value for key, value in VARIANTS[variant].items()})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return list(running.steps(folder).values())
 
 
 def run_verl_v0(folder: Path) -> list[StepResult]:

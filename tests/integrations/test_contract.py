@@ -39,11 +39,14 @@ def test_same_mixed_groups_and_advantages(ours: tuple[Path, list[StepResult]], t
 
 
 @pytest.mark.parametrize("variant", ["maxrl", "reinforce++"])
-def test_advantages_of_newer_methods_are_the_same_in_trl(tmp_path: Path, variant: str) -> None:
-    pytest.importorskip("trl", reason=f"needs trl: {NEEDS['trl']}")
-    expected = contract.run_variant(tmp_path, variant)
-    agree(contract.run_trl(tmp_path, variant), expected)
-    plain = contract.run_loop(tmp_path)
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+def test_advantages_of_newer_methods_are_the_same(tmp_path: Path, trainer: str, variant: str) -> None:
+    pytest.importorskip(trainer, reason=f"needs {trainer}: {NEEDS[trainer]}")
+    for name in ("loop", trainer):
+        (tmp_path / name).mkdir()
+    expected = contract.run_variant(tmp_path / "loop", variant)
+    agree(RUNNERS[trainer](tmp_path / trainer, variant), expected)
+    plain = contract.run_loop(tmp_path / "loop")
     others = [mixed.advantages for result in plain for mixed in result.groups]
     assert [mixed.advantages for result in expected for mixed in result.groups] != others
 

@@ -209,7 +209,7 @@ def test_a_run_in_progress_appears_as_it_goes_on(model: Path, tmp_path: Path, se
     visit(page, url)
     assert "step 2" in page.locator(".status").inner_text()
     before = page.locator(".chart").nth(3).bounding_box()
-    resumed = command("train", "--quiet", "--resume", tmp_path / "run", "train.steps=40", "train.epochs=30")
+    resumed = command("train", "--quiet", "--resume", tmp_path / "run", "train.steps=4000", "train.epochs=3000")
     with subprocess.Popen(resumed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as going:
         page.wait_for_selector(".status[data-status=running]")
         page.wait_for_function("() => Number(document.querySelector('.tile b').textContent) > 3")
