@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo nano compare arena results test lint format types pytest torture browser test-gpu verl-env test-verl vllm-env \
+.PHONY: help setup demo nano compare arena results test lint format types pytest torture browser test-slow test-gpu verl-env test-verl vllm-env \
   test-vllm test-trl-oldest clean
 
 help:
@@ -107,6 +107,9 @@ $(TRL_OLDEST)/.ready: pyproject.toml $(READY)
 test-trl-oldest: $(TRL_OLDEST)/.ready ## the TRL adapter's tests with the oldest TRL that it takes
 	PYTHONPATH=$(TRL_OLDEST) $(BIN)/pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_trl_chat.py \
 	  tests/integrations/test_contract.py
+
+test-slow: $(READY) ## the tests that make test leaves out, since each takes half a minute: hogs in the sandbox, four processes, compiled shards
+	$(BIN)/pytest -n 2 -m slow
 
 test-gpu: ## the tests that need a CUDA card, with the Python that has torch for it (PYTHON=python3)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests

@@ -113,6 +113,7 @@ def test_a_sharded_run_is_the_same_run_and_goes_on_whole_or_sharded(
     assert_same_run(read_metrics(tmp_path / "run"), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
 def test_compiled_layers_of_a_sharded_policy(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     settings = overrides(tmp_path, **RAGGED, train__shard="true", train__steps=1)
@@ -126,6 +127,7 @@ def test_compiled_layers_of_a_sharded_policy(tmp_path: Path, alone: list[dict[st
         assert ours[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
 
 
+@pytest.mark.slow
 def test_sharded_masters_of_a_rounded_policy(tmp_path: Path) -> None:
     """In bfloat16 sums in another order round differently, so only the first update is compared; then all is resumed.
 
@@ -183,6 +185,7 @@ def wait_for_lines(job: subprocess.Popen[str], metrics: Path, count: int) -> Non
         os.sched_yield()
 
 
+@pytest.mark.slow
 @linux
 def test_four_processes_one_slow_and_one_killed_then_one_then_two_machines(
     tmp_path: Path, alone: list[dict[str, Any]]

@@ -71,6 +71,7 @@ def test_nothing_is_within_reach(reaches: dict[str, Outcome], name: str) -> None
     assert reaches[name].reason in ("exception", "crashed"), reaches[name]
 
 
+@pytest.mark.slow  # each hog runs into its limit, in three kinds of walls
 @pytest.mark.parametrize("name", HOGS)
 def test_no_hog_passes(hogs: dict[str, Outcome], name: str) -> None:
     assert hogs[name].passed == 0
