@@ -21,7 +21,7 @@ $(READY): pyproject.toml
 
 setup: $(READY) ## make .venv and install r3 into it
 
-demo: $(READY) ## train the bundled model with R³ on two CPU cores (about three minutes)
+demo: $(READY) ## train the bundled model with R³ on two CPU cores (about a minute)
 	$(BIN)/r3 train run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 nano: $(READY) ## R³ in one file: train the bundled model with examples/nano_r3.py (two to three minutes)
