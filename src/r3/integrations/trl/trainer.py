@@ -257,12 +257,11 @@ class R3Trainer(RankedTrainer):
     def _decide(self) -> Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
         step, outcome = self._step_under_way, self.reward_func_names[self._r3_outcome]
-        warning = self._r3_watch.see(
+        if warning := self._r3_watch.see(
             [answer.rewards[outcome] for answer in step.answers],
             [math.fsum(answer.rewards.values()) for answer in step.answers],
             [answer.right for answer in step.answers],
-        )
-        if warning is not None:
+        ):
             warnings.warn(warning, stacklevel=2)
         self.r3_step = self._algorithm.learn(step.groups, version=self.state.global_step)
         self._recorder.took(self.r3_step, step.counts, epoch=self._epoch())
