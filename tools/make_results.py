@@ -3,9 +3,9 @@
     python -m tools.make_results                    (make results)
     python -m tools.make_results add OUT NAME       condense the --out of an r3 compare into docs/results/raw/NAME.json
 
-docs/results/raw/ has one file of raw numbers for each comparison, and one for all pilots. What was asked and what to
-make of it is written by hand into the pages, outside what the comments in them mark as made here; no table is typed by
-hand, and a test looks up the intervals that the words name.
+docs/results/raw/ has one file of raw numbers for each comparison, one for all comparisons of earlier versions and one
+for all pilots. What was asked and what to make of it is written by hand into the pages, outside what the comments in
+them mark as made here; no table is typed by hand, and a test looks up the intervals that the words name.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MARK = (
 TABLE = "<!-- table -->", "<!-- end of table -->"
 ORDER = (
     *("lift", "mechanisms", "embedded-groups-of-four", "embedded-harder", "truncation", "spelling-mechanisms"),
-    *("embedded", "tiny-spelling", "smollm2-longer-lists"),
-    *("smollm2-lists", "smollm2-sums", "smollm2-sums-seldom", "smollm2-spelling", "smollm2-reversal"),
-    *("smollm2-filtering", "smollm2-rewriting", "smollm2-gsm8k"),
+    *("smollm2-lists", "replay-bounds-lift", "replay-bounds"),
 )
 """The comparisons, the main ones first."""
+COLLECTIONS = {"earlier": RESULTS / "earlier.md", "pilots": DOCS / "pilots.md"}
+"""Raw files that hold many comparisons, and the pages that have a row for each."""
 REFERENCES = ("grpo", "dapo")
 SHOWN = 2.0
 """Where the axis of the overview ends: what lies beyond has an arrow."""
@@ -57,16 +57,17 @@ FEW = 4
 def comparisons() -> list[tuple[str, Comparison]]:
     """By name, in the order of the page; one that the order does not name comes last."""
     names = [path.stem for path in (RESULTS / "raw").glob("*.json")]
-    names = [name for name in names if name != "pilots" and not name.startswith(arena_page.PREFIX)]
+    names = [name for name in names if name not in COLLECTIONS and not name.startswith(arena_page.PREFIX)]
     names.sort(key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     return [(name, Comparison.read(RESULTS / "raw" / f"{name}.json")) for name in names]
 
 
-def pilots() -> dict[str, tuple[dict[str, str], Comparison]]:
-    """What each was and what came of it, with its numbers, in the order of the page."""
-    raw = json.loads((RESULTS / "raw" / "pilots.json").read_bytes())
+def collection(name: str) -> dict[str, tuple[dict[str, str], Comparison]]:
+    """What each comparison of a collection was and what came of it, with its numbers, in the order of the page."""
+    raw = json.loads((RESULTS / "raw" / f"{name}.json").read_bytes())
     return {
-        name: (one, Comparison(one["plan"], [Record(**cell) for cell in one["cells"]])) for name, one in raw.items()
+        name: (entry, Comparison(entry["plan"], [Record(**cell) for cell in entry["cells"]]))
+        for name, entry in raw.items()
     }
 
 
@@ -75,7 +76,8 @@ def pages() -> dict[Path, str]:
     every = comparisons()
     found = {_path(name): _page(name, comparison) for name, comparison in every}
     found[DOCS / "results.md"] = _with_table(DOCS / "results.md", _overview(every))
-    found[DOCS / "pilots.md"] = _with_table(DOCS / "pilots.md", _pilots())
+    found[COLLECTIONS["pilots"]] = _with_table(COLLECTIONS["pilots"], _pilots())
+    found[COLLECTIONS["earlier"]] = _with_table(COLLECTIONS["earlier"], _earlier())
     arena = RESULTS / "arena.md"
     found[arena] = arena_page.page(arena.read_text(encoding="utf-8"), arena_page.beds())
     return {path: rewritten(text) for path, text in found.items()}
@@ -117,8 +119,6 @@ def _overview(every: Sequence[tuple[str, Comparison]]) -> str:
         methods = ("grpo", "replay-only", "r3")
         finals = [percent(c.final(method, "pass@1")) if method in c.names else "–" for method in methods]
         tokens = ["–" if ratio is None else times(ratio) for ratio in (_ratio(c, other) for other in REFERENCES)]
-        if "dapo" in c.names and c.masked("dapo"):
-            tokens[1] += " (masked)"
         rows.append([f"[{title_of(name)}](results/{name}.md)", seeds, *finals, *tokens])
     header = ["comparison", "seeds", "final, grpo", "final, replay-only", "final, r3"]
     header += ["R³'s tokens to grpo's final", "R³'s tokens to that of dapo"]
@@ -131,7 +131,7 @@ def _ratio(c: Comparison, other: str) -> Estimate | None:
 
 def _pilots() -> str:
     rows = []
-    for said, c in pilots().values():
+    for said, c in collection("pilots").values():
         start = 100 * c.start(c.names[0], "pass@1").value
         finals = ", ".join(f"{c.label(one)} {100 * c.final(one, 'pass@1').value:.1f}" for one in c.names)
         seeds = max(len(c.seeds(one)) for one in c.names)
@@ -139,6 +139,18 @@ def _pilots() -> str:
         told = "–" if ratio is None else times(ratio if seeds >= FEW else replace(ratio, low=math.nan, high=math.nan))
         rows.append([said["what"], str(seeds), f"{start:.1f}", finals, told, said["found"]])
     header = ["pilot", "seeds", "start", "final pass@1 (%)", "R³'s tokens to grpo's final", "what came of it"]
+    return markdown_table(Table("", header, rows, ""))
+
+
+def _earlier() -> str:
+    rows = []
+    for said, c in collection("earlier").values():
+        finals = ", ".join(f"{c.label(name)} {percent(c.final(name, 'pass@1'))}" for name in c.names)
+        ratio = _ratio(c, "grpo") if "r3" in c.names else None
+        start = 100 * c.start(c.names[0], "pass@1").value
+        told = "–" if ratio is None else times(ratio)
+        rows.append([said["what"], str(len(c.seeds(c.names[0]))), f"{start:.1f}", finals, told, said["found"]])
+    header = ["comparison", "seeds", "start", "final pass@1 (%)", "R³'s tokens to grpo's final", "what came of it"]
     return markdown_table(Table("", header, rows, ""))
 
 
@@ -164,8 +176,8 @@ def draw_overview(path: Path) -> None:
     with canvas("overview", (9.0, 0.34 * len(every) + 1.2)) as figure:
         axes = figure.add_subplot()
         for colour, shift, other in (("#1f77b4", -0.13, "grpo"), ("#ff7f0e", 0.13, "dapo")):
-            label = "GRPO's tokens" if other == "grpo" else "DAPO's (from the eighth row on: truncated answers masked)"
-            axes.plot([], [], "o", color=colour, label=f"share of {label}")
+            label = "GRPO's" if other == "grpo" else "DAPO's"
+            axes.plot([], [], "o", color=colour, label=f"share of {label} tokens")
             for y, low, value, high, filled in _bars(every, other, shift):
                 axes.plot([low, min(high, SHOWN)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
                 if value <= SHOWN:

@@ -13,8 +13,7 @@ from types import ModuleType
 import pytest
 
 from r3.compare.analysis import Comparison
-from r3.compare.records import condense, read_records
-from r3.compare.statistics import token_ratio
+from r3.compare.records import Record, condense, read_records
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -43,6 +42,10 @@ def comparisons() -> dict[str, Comparison]:
     return dict(make_results().comparisons())
 
 
+def collection(name: str) -> dict[str, Comparison]:
+    return {key: comparison for key, (_, comparison) in make_results().collection(name).items()}
+
+
 def test_pages_are_made_from_the_raw_files() -> None:
     made = {path: text for path, text in pages().items() if path.read_text(encoding="utf-8") != text}
     assert not made, "run `make results`"
@@ -61,14 +64,15 @@ def test_the_pages_to_read_first_are_short_and_their_links_lead_somewhere() -> N
 
 @pytest.mark.parametrize("path", sorted((DOCS / "results" / "raw").glob("*.json")), ids=lambda path: path.stem)
 def test_a_raw_file_is_small_and_the_same_bytes_when_written_again(path: Path, tmp_path: Path) -> None:
-    assert path.stat().st_size < (1_000_000 if path.stem.startswith("arena-") else 600_000)  # two dozen methods
-    if path.stem != "pilots":
+    many = path.stem.startswith("arena-") or path.stem == "earlier"  # two dozen methods, a dozen comparisons
+    assert path.stat().st_size < (1_000_000 if many else 600_000)
+    if path.stem not in make_results().COLLECTIONS:
         condense(*read_records(path), tmp_path / path.name)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
 def test_every_variant_has_a_command_and_every_comparison_the_commit_that_it_belongs_to() -> None:
-    for name, c in {**comparisons(), **{name: c for name, (_, c) in make_results().pilots().items()}}.items():
+    for name, c in {**comparisons(), **collection("pilots"), **collection("earlier")}.items():
         assert re.fullmatch(r"[0-9a-f]{7,}", c.plan["commit"]), name
         for part in (c, c.looked_at):
             for first, *_ in [] if part is None else [cells for cells in part.records.values() if cells]:
@@ -77,22 +81,17 @@ def test_every_variant_has_a_command_and_every_comparison_the_commit_that_it_bel
                 assert {f"run.seed={first.seed}", f"train.tokens={c.plan['tokens']}"} <= set(said), name
 
 
-def test_no_page_says_dapo_of_cells_with_truncated_answers_masked() -> None:
-    for name, c in comparisons().items():
-        masked = [variant for variant in c.names if variant.startswith("dapo") and c.masked(variant)]
-        assert [c.label(variant) for variant in masked] in ([], ["dapo (truncated masked)"]), name
-        if masked == ["dapo"]:
-            text = pages()[DOCS / "results" / f"{name}.md"]
-            rows = [line for line in text.splitlines() if line.startswith("|")]
-            assert not re.search(r"dapo(?! \(truncated masked\))", "\n".join(rows)), name
-            assert "not the published recipe" in text, name
-            assert "truncated answers masked" in text, name
+def test_dapo_with_truncated_answers_masked_is_in_no_comparison_of_today_and_never_called_dapo() -> None:
+    assert not any(c.masked(variant) for c in comparisons().values() for variant in c.names)
+    labels = [c.label(name) for c in collection("earlier").values() for name in c.names if c.masked(name)]
+    assert len(labels) > 8
+    assert set(labels) == {"dapo (truncated masked)"}
 
 
 def test_no_claim_is_made_where_every_seed_was_looked_at() -> None:
-    assert not any(c.exploratory for c in comparisons().values())
-    assert all(c.exploratory for _, c in make_results().pilots().values())
-    embedded = comparisons()["embedded"]
+    assert not any(c.exploratory for c in (*comparisons().values(), *collection("earlier").values()))
+    assert all(c.exploratory for c in collection("pilots").values())
+    embedded = collection("earlier")["embedded"]
     assert embedded.seeds("r3") == [5, 6, 7, 8, 9]
     assert embedded.looked_at is not None
     assert embedded.looked_at.seeds("r3") == [0, 1, 2, 3, 4]
@@ -110,14 +109,22 @@ def test_every_interval_in_the_words_is_one_of_the_tables() -> None:
 
 
 def test_ratios_that_no_table_has_are_quoted_as_they_are() -> None:
-    assert _at_half(comparisons()["tiny-spelling"]) == pytest.approx(0.62, abs=0.005)
-    plan, records = read_records(DOCS / "results" / "raw" / "embedded.json")
-    every = Comparison({**plan, "looked_at": []}, records)
+    entry = make_results().collection("earlier")["embedded"][0]
+    every = Comparison({**entry["plan"], "looked_at": []}, [Record(**cell) for cell in entry["cells"]])
     assert every.token_ratio("r3", "grpo").ratio.value == pytest.approx(0.66, abs=0.005)
 
 
+def test_levels_on_the_way_are_quoted_as_they_are() -> None:
+    bounds = comparisons()["replay-bounds-lift"]
+    assert bounds.grid[4] == 96_000
+    levels = {name: 100 * bounds.curves(name, "pass@1")[:, :, 4].mean() for name in bounds.names}
+    assert round(levels["r3"], 1) == 21.4
+    assert round(levels["shaped"], 1) == 11.3
+    assert all(levels["r3"] - level < 2.35 for name, level in levels.items() if name != "shaped")
+
+
 def test_finals_that_the_words_single_out_are_those_of_the_runs() -> None:
-    lift, rates = comparisons()["lift"], make_results().pilots()["arena-rates-spelling"][1]
+    lift, rates = comparisons()["lift"], collection("pilots")["arena-rates-spelling"]
     assert sorted(_finals(lift, "r3"))[0] > 50
     assert sorted(map(round, _finals(lift, "grpo")))[:3] == [6, 11, 41]
     fifth = {name: 100 * lift.curves(name, "pass@1")[:, :, 4].mean() for name in ("r3", "r3-no-reflection", "grpo")}
@@ -128,12 +135,6 @@ def test_finals_that_the_words_single_out_are_those_of_the_runs() -> None:
 
 def _finals(c: Comparison, name: str) -> list[float]:
     return [100 * float(curve[:, -1].mean()) for curve in c.curves(name, "pass@1")]
-
-
-def _at_half(c: Comparison) -> float:
-    half = len(c.grid) // 2 + 1
-    curves = (c.curves(name, "pass@1")[:, :, :half] for name in ("r3", "grpo"))
-    return token_ratio(c.grid[:half], *curves).ratio.value
 
 
 def _words(path: Path) -> str:
