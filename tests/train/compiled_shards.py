@@ -8,7 +8,7 @@ from typing import Any
 import torch._dynamo
 
 from r3.cli import main
-from r3.policy.compiled import CompiledLayers
+from r3.policy.layers import CompiledLayers
 from r3.policy.shard import ShardedPolicy
 
 whole = ShardedPolicy.__init__

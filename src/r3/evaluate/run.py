@@ -31,8 +31,8 @@ from r3.rollout.protocol import Engine, Request, Sampling
 from r3.run.directory import lock_run
 from r3.run.disk import write_atomically, write_failed
 from r3.samples import IntArray, Query
-from r3.verify.boxes import boxed_answer
 from r3.verify.judge import Judge, Verdict
+from r3.verify.maths import boxed_answer
 
 Progress = Callable[[int, int | None], None]
 """Told how many answers are in, and how many there will be (None: not known)."""

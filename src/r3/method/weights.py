@@ -1,11 +1,26 @@
-"""What each token of a step weighs in the loss, and the prompts that its sequences are trained under."""
+"""What each token of a step weighs in the loss, and the prompts that its sequences are trained under.
+
+`times_counted` says how often the loss counts each group, where groups without variance leave the batch (`resample`).
+
+    fill: draw    DAPO, arXiv 2503.14476: other queries were drawn in their place; each group that stays counts once
+    fill: copy    POLARIS, ChenxinAn-fdu/POLARIS, `dyn_sampling_polaris`: random copies of the groups that stay take the
+                  place of those that leave; if at most min_share of the batch stays, the step trains on nothing
+
+A copy is a weight: a group that counts twice has twice the gradient and counts twice in the denominators.
+
+Departures from POLARIS: copies are drawn with putting back; a copy goes into the same share of the batch as its group
+(with several updates per batch theirs may fall into two); reflection groups that teach stay, and are not copied.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from r3.method.mixed import Member, MixedGroup, WeightedSample
-from r3.method.settings import MethodSettings, ObjectiveSettings
+from r3.method.settings import MethodSettings, ObjectiveSettings, ResampleSettings
 from r3.samples import FloatArray, Group, IntArray, Joins
 
 
@@ -47,7 +62,7 @@ def weighted(
 def _first_logprobs(
     member: Member, settings: MethodSettings, joins: Mapping[str, Mapping[bytes, Joins]]
 ) -> FloatArray | None:
-    """Of a replayed sample from another context: its log-probs when it was first replayed, if the ratio is to those."""
+    """The log-probs of a replayed sample from another context at its first replay, if the ratio is taken to those."""
     if member.origin != "replayed" or settings.replay.ratio == "drawn":
         return None
     before = joins.get(member.sample.query_id, {}).get(member.sample.fingerprint)
@@ -87,3 +102,20 @@ def training_prompts(group: Group, member: Member, settings: MethodSettings) -> 
         )
     plain = (group.plain_prompt, True)
     return [plain] if settings.reflection.train_as == "plain" else [(group.prompt, False), plain]
+
+
+def times_counted(groups: Sequence[MixedGroup], settings: ResampleSettings, rng: np.random.Generator) -> list[int]:
+    """How often the loss counts each group."""
+    if not settings.enabled:
+        return [1] * len(groups)
+    times = [int(mixed.kept) for mixed in groups]
+    if settings.fill == "draw":
+        return times
+    plain = [index for index, mixed in enumerate(groups) if mixed.group.context.kind == "plain"]
+    stay = [index for index in plain if times[index]]
+    # A share that is a fraction of the batch, such as 1/3 of 6, is meant exactly.
+    if len(stay) <= math.floor(settings.min_share * len(plain) + 1e-9):
+        return [0] * len(groups)
+    for index in rng.choice(stay, len(plain) - len(stay)).tolist():
+        times[index] += 1
+    return times

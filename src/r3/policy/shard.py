@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from r3.policy.compiled import layers_of
+from r3.policy.layers import layers_of
 from r3.policy.model import Policy, TokenStatistics
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory

@@ -22,7 +22,7 @@ from r3.method.mixed import FROM_ELSEWHERE, WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.policy.attention import packed, to_device
-from r3.policy.linear import onednn
+from r3.policy.layers import onednn
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing

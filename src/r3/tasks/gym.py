@@ -19,8 +19,8 @@ from r3.tasks.arithmetic import HELDOUT_SEED, Split, split_of
 from r3.tasks.settings import ReasoningGymSettings
 from r3.tasks.solutions import SOLUTIONS
 from r3.tasks.written import helped
-from r3.verify.boxes import boxed_answer
 from r3.verify.judge import Judge, PlainJudge, Verdict
+from r3.verify.maths import boxed_answer
 
 FULL_MARKS = 0.999
 REFUSAL = (ValueError, TypeError, AssertionError, IndexError)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
-from r3.method.lessons import Shown
+from r3.method.distill import Shown
 from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport

@@ -52,7 +52,7 @@ _TOKENISED = 64
 """Prompts whose token ids go into the tokenizer's digest."""
 
 
-# ------------------------------------------------------------------ settings
+# -------------------------------------------------------------------- settings
 
 
 def resumed_config(
@@ -117,7 +117,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-# ------------------------------------------------------------------ files
+# ----------------------------------------------------------------------- files
 
 
 def save_contents(buffer: SampleBuffer, folder: Path) -> None:
@@ -221,7 +221,7 @@ def _saved_contents(checkpoint: Checkpoint) -> Contents | None:
     return Contents(**json.loads(path.read_text())) if path.exists() else None
 
 
-# ------------------------------------------------------------------ data and tokenizer
+# ---------------------------------------------------------- data and tokenizer
 
 
 def inputs_of(

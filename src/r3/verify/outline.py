@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from r3.verify.units import split_unit
+from r3.verify.quantities import split_unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from r3.rollout.vllm.common import (
     installed_version,
     sampling_parameters,
 )
-from r3.rollout.vllm.weights import merged_weights
-from r3.rollout.vllm.worker import EXTENSION
+from r3.rollout.vllm.weights import EXTENSION, merged_weights
 
 
 class VllmEngine(SingleRun):

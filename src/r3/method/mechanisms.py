@@ -1,4 +1,6 @@
-"""The three mechanisms of R³: replay, reflection and ranking."""
+"""The settings of the mechanisms: R³'s three (replay, reflection, ranking); what is shown to a policy, or joins its
+answers, that it could not find (demonstrations, hints, critiques); self-distillation.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from r3.settings import Switchable
+
+# --------------------------------------------- R³: replay, reflection, ranking
 
 
 class ReplaySettings(Switchable):
@@ -21,7 +25,7 @@ class ReplaySettings(Switchable):
     baseline: Literal["joint", "split"] = "joint"
     """Fresh and past samples are compared with each other (Eq. 3), or each with their like alone (RePO)."""
     min_history: int = Field(1, ge=1)
-    """Nothing is replayed before a query has so many fitting samples (RePO: 16)."""
+    """Nothing is replayed before a query has this many fitting samples (RePO: 16)."""
     k: int = Field(2, ge=1)
     """Most past samples that join a group. Few, so that the fresh samples keep the say on their own baseline."""
     max_age: int | None = Field(None, ge=0)
@@ -156,3 +160,132 @@ class RankingSettings(Switchable):
     """Over how many of the newest pairs of a right and a wrong answer the AUC is measured (whole steps)."""
     limit: int | None = Field(None, ge=2)
     """The length limit that the gate halves; None: rollout.max_tokens."""
+
+
+# ---------------------------------------------------------------- outside help
+
+CritiqueSource = Literal["verdict", "gold", "column"]
+
+
+class DemonstrationSettings(Switchable):
+    """A right answer from the data joins the group of its query, as if drawn with probability 1 (LUFFY)."""
+
+    enabled: bool = False
+    """Whether demonstrations join; each query has its own (task.demonstration_column, or what a made task writes)."""
+    when: Literal["always", "solve_none"] = "always"
+    """Which groups: all of them (the paper), or those alone that solved none."""
+    trusted: bool = False
+    """Take demonstrations for right. false: the task's judge decides, and one that it finds wrong does not join."""
+    max_tokens: int | None = Field(None, ge=1)
+    """A demonstration of more tokens does not join; None: rollout.max_tokens."""
+
+
+class HintSettings(Switchable):
+    """A query whose group solved none is asked again with a hint, a plainer one if need be (SAGE)."""
+
+    enabled: bool = False
+    """Whether failed queries are asked again, which costs a whole group for each hint that is tried."""
+    levels: int | None = Field(None, ge=1)
+    """Most hints of a query that are tried in one step, from the vaguest on; None: all that it has."""
+    from_step: int = Field(1, ge=1)
+    """The first step with hints (Scaf-GRPO: 50, once plain training has had its turn)."""
+    template: str = "{question}\n\nA hint:\n\n{hint}\n\n{instruction}"
+    """The prompt: {question}, {hint} and, where it stands, {instruction} are filled in."""
+    max_prompt_tokens: int = Field(4096, ge=1)
+    """Budget of a hinted prompt; one that is longer is not asked, and the hints behind it neither."""
+
+    @model_validator(mode="after")
+    def _template_has_places(self) -> HintSettings:
+        for place in ("{question}", "{hint}"):
+            if self.template.count(place) != 1:
+                raise ValueError(f"hint.template must contain {place} exactly once")
+        return self
+
+
+_ATTEMPT = "{question}\n\nAn attempt at this problem:\n\n{attempt}\n\n"
+_AGAIN = "Find the mistake, then solve the problem again from the start.\n\n{instruction}"
+CRITIQUES: dict[CritiqueSource, str] = {
+    "verdict": _ATTEMPT + "The attempt is wrong. What a check said of it: {feedback}. " + _AGAIN,
+    "gold": _ATTEMPT + "The attempt is wrong. The right answer is {feedback}. " + _AGAIN,
+    "column": _ATTEMPT + "What a critic says of it:\n\n{feedback}\n\n" + _AGAIN,
+}
+
+
+class CritiqueSettings(Switchable):
+    """A failure is shown with what was said of it, and a right refinement joins the plain group (Critique-GRPO)."""
+
+    enabled: bool = False
+    """Whether failures are refined in the step that they were made in, which costs an answer each."""
+    feedback: CritiqueSource = "gold"
+    """What is said of a failure: the verifier's word, the right answer, or the data's own (task.feedback_column)."""
+    when: Literal["solve_none", "failures"] = "solve_none"
+    """Refine the answers of groups that solved none (the paper's text), or wrong ones of every group (its code)."""
+    attempts: int | None = Field(None, ge=1)
+    """Most failures of a group that are refined, the first ones; None: all of them."""
+    joins: int = Field(1, ge=1)
+    """Most right refinements that join a group, the first ones."""
+    template: str | None = None
+    """The prompt: {question}, {attempt}, {feedback} and, where it stands, {instruction} are filled in; null: one that
+    fits the source of the feedback."""
+    max_prompt_tokens: int = Field(4096, ge=1)
+    """Budget of the prompt; the failure is shortened in its middle to fit, the question never."""
+    cut_marker: str = "\n[…]\n"
+    """Stands where the middle of a long failure was cut."""
+
+    @property
+    def wording(self) -> str:
+        """The template, given or of its own."""
+        return CRITIQUES[self.feedback] if self.template is None else self.template
+
+    @model_validator(mode="after")
+    def _template_has_places(self) -> CritiqueSettings:
+        for place in ("{question}", "{attempt}"):
+            if self.wording.count(place) != 1:
+                raise ValueError(f"critique.template must contain {place} exactly once")
+        if self.feedback != "verdict" and "{feedback}" not in self.wording:  # that it is wrong the template may say
+            raise ValueError(
+                f"critique.feedback={self.feedback} is not shown: critique.template must contain {{feedback}}"
+            )
+        return self
+
+
+# ----------------------------------------------------------- self-distillation
+
+TEMPLATE = (
+    "{question}\n\nA correct solution of this problem:\n\n{attempt}\n\nSolve the problem yourself.\n\n{instruction}"
+)
+FEEDBACK = (
+    "{question}\n\nWhat a check said of an earlier attempt at this problem:\n\n{attempt}\n\nSolve the problem yourself."
+    "\n\n{instruction}"
+)
+
+
+class DistillSettings(Switchable):
+    """Self-distillation: the policy that sees a right answer teaches itself without, token by token (SDPO)."""
+
+    enabled: bool = False
+    """Whether the teacher is asked, which costs one more forward pass for each answer that is taught."""
+    weight: float = Field(1.0, gt=0, le=1)
+    """Share of the teacher in an answer's advantage; the rest is the method's own. 1: the teacher alone (SDPO)."""
+    clip: float | None = Field(None, gt=0)
+    """Largest absolute log T − log S of a token; None for no bound."""
+    history: bool = True
+    """Show a past success from the buffer where the group has no other one."""
+    feedback: bool = True
+    """Show what the verifier said (a failing test, say) where no success is known."""
+    show: Literal["all", "answer"] = "all"
+    """How much of a success is shown: all of it, or only what follows its thought (behind the last </think>)."""
+    template: str = TEMPLATE
+    """The teacher's prompt: {question}, {attempt} (the success) and, where it stands, {instruction} are filled in."""
+    feedback_template: str = FEEDBACK
+    """The same where the verifier's word is shown, in the place of {attempt}."""
+    max_prompt_tokens: int = Field(4096, ge=1)
+    """Budget of the teacher's prompt; what is shown is shortened in its middle to fit, the question never."""
+
+    @model_validator(mode="after")
+    def _templates_have_places(self) -> DistillSettings:
+        for name in ("template", "feedback_template"):
+            for place in ("{question}", "{attempt}"):
+                if getattr(self, name).count(place) != 1:
+                    raise ValueError(f"distill.{name} must contain {place} exactly once")
+        return self
