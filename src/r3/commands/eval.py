@@ -201,8 +201,8 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
 
 def _scored(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Results:
     """Answers from a file."""
+    from r3.evaluate.responses import SavedResponses
     from r3.evaluate.run import score_responses
-    from r3.evaluate.saved import SavedResponses
 
     benchmarks = benchmarks_of(arguments, prompting_of(arguments, None, None), stack)
     tasks = {benchmark.name: benchmark.queries for benchmark in benchmarks}

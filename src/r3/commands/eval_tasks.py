@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from r3.config import Config
     from r3.evaluate.run import Benchmark
     from r3.samples import Query
-    from r3.tasks.prompting import Prompting
+    from r3.tasks.task import Prompting
     from r3.verify import Judge
 
 PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
@@ -93,8 +93,8 @@ def _changed(task: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str
 def prompting_of(arguments: argparse.Namespace, tokenizer: Any, run: TrainedRun | None) -> Prompting:
     """How sets and files are put to the model; a run's system prompt and chat options hold for them too."""
     from r3.errors import ConfigError
-    from r3.tasks.prompting import INSTRUCTION, Prompting
     from r3.tasks.settings import PromptedSettings
+    from r3.tasks.task import INSTRUCTION, Prompting
 
     task = run.config.task if run is not None else None
     known = task.prompting if isinstance(task, PromptedSettings) else Prompting()
@@ -137,8 +137,8 @@ def benchmarks_of(
 ) -> list[Benchmark]:
     """The tasks of the command line, cut down to the hard subset and the limit."""
     from r3.errors import TaskError
+    from r3.evaluate.results import check_fresh, chosen, hard_subset
     from r3.evaluate.run import Benchmark
-    from r3.evaluate.subset import check_fresh, chosen, hard_subset
     from r3.tasks.datasets import CODE, SETS, Columns, load_file, load_set
 
     columns = Columns(question=arguments.question_column or "problem", answer=arguments.answer_column or "answer")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r3.evaluate.intervals import wilson
-from r3.evaluate.passk import estimate, pass_at_k
+from r3.evaluate.passk import estimate, pass_at_k, wilson
 from r3.judging import Answer, drawn, judge_all
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import IntArray, Query

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from r3.errors import RunError
 from r3.locks import FileLock, Locked
-from r3.run.disk import AppendFile, open_regular, write_atomically, write_failed
-from r3.run.jsonl import decode_line, encode_line
+from r3.run.disk import AppendFile, decode_line, encode_line, open_regular, write_atomically, write_failed
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from r3.errors import RunError
-from r3.run.disk import open_regular, remove_leftovers, step_name, step_of, write_atomically, write_failed
-from r3.run.jsonl import decode_line, encode_line
+from r3.run.disk import (
+    decode_line,
+    encode_line,
+    open_regular,
+    remove_leftovers,
+    step_name,
+    step_of,
+    write_atomically,
+    write_failed,
+)
 
 _SUFFIX = ".jsonl.gz"
 _MAGIC, _HAS_EXTRA = b"\x1f\x8b\x08", 4

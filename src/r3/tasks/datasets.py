@@ -21,7 +21,7 @@ from typing import Any
 from r3.errors import MissingData, TaskError
 from r3.samples import Message, Query
 from r3.tasks.data_files import read_rows
-from r3.tasks.prompting import Prompting, conversation, question_of
+from r3.tasks.task import Prompting, conversation, question_of
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 

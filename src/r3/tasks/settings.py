@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from r3.settings import Settings
-from r3.tasks.prompting import INSTRUCTION, Prompting
+from r3.tasks.task import INSTRUCTION, Prompting
 
 Split = Literal["train", "warm"]
 

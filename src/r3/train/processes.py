@@ -26,7 +26,7 @@ from r3.policy.update import Updater, UpdateReport
 from r3.policy.world import World
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.train.build import make_engine
-from r3.train.state import load_state
+from r3.train.resume import load_state
 
 log = logging.getLogger(__name__)
 

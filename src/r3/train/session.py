@@ -37,8 +37,16 @@ from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
-from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
-from r3.train.state import restore, save
+from r3.train.resume import (
+    changed_settings,
+    check_files,
+    check_inputs,
+    inputs_of,
+    restore,
+    save,
+    save_contents,
+    saved_settings,
+)
 from r3.train.step_metrics import NeverRight, alarms
 from r3.train.stream import QueryStream
 

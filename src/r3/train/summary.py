@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from r3.config import Config
-from r3.evaluate.intervals import Accuracy
+from r3.evaluate.passk import Accuracy
 from r3.run import read_metrics
 from r3.run.directory import RunFiles
 

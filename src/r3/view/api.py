@@ -12,8 +12,7 @@ from typing import Any
 from r3 import __version__
 from r3.errors import NotThere
 from r3.view.answers import group_view, sample_view
-from r3.view.buffers import BufferPages
-from r3.view.probes import ViewedProbe
+from r3.view.pages import BufferPages, ViewedProbe
 from r3.view.runs import ViewedRun
 
 Parameters = Mapping[str, str]
@@ -143,7 +142,7 @@ class Api:
         return self._buffers[self.runs.index(self._run(parameters))].page()
 
     def settings(self, parameters: Parameters) -> Any:
-        from r3.view.resolved import settings_view  # pydantic is loaded for this page alone
+        from r3.view.pages import settings_view  # pydantic is loaded for this page alone
 
         return settings_view(self._run(parameters))
 

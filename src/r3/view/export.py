@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.probes import ViewedProbe
+from r3.view.pages import ViewedProbe
 from r3.view.runs import ViewedRun
 from r3.view.server import static_files
 

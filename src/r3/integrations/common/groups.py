@@ -1,15 +1,25 @@
-"""From a trainer's answers to verified groups, and from the method's weights to those of the trainer's loss."""
+"""From another trainer's answers to verified groups, and from the method's weights to those of the trainer's loss.
+
+Prompts (plain text, or chat turns as dictionaries) are put into r3's terms and back. `importance` has the weights of
+stale tokens, for trainers whose loss clips around the policy at the start of the step.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
 from r3.algorithm import Prompt
-from r3.method.settings import MethodSettings
-from r3.samples import FloatArray, Group, IntArray, Sample
+from r3.method.objective import LOG_RATIO_LIMIT
+from r3.method.settings import MethodSettings, ObjectiveSettings
+from r3.samples import FloatArray, Group, IntArray, Message, PromptText, Sample
 
 AnyMethod = TypeVar("AnyMethod", bound=MethodSettings)
 
@@ -80,3 +90,55 @@ def of_one_size(settings: AnyMethod, given: Mapping[str, Any]) -> AnyMethod:
     if settings.reflection.budget != "shared" or (isinstance(asked, Mapping) and "budget" in asked):
         return settings
     return settings.model_copy(update={"reflection": settings.reflection.model_copy(update={"budget": "extra"})})
+
+
+def prompt_id(prompt: Any) -> str:
+    """A hash of the prompt as id: in data without ids, equal prompts are the same query."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def text_of(prompt: Any) -> PromptText:
+    """The prompt as text or messages."""
+    if isinstance(prompt, str):
+        return prompt
+    for turn in prompt:
+        if not isinstance(turn["content"], str):
+            raise ValueError("R³ trains on text: a prompt's content must be a string, not a list of parts")
+    return tuple(Message(turn["role"], turn["content"]) for turn in prompt)
+
+
+def turns_of(text: PromptText) -> str | list[dict[str, str]]:
+    """The prompt in the form of the trainer's data."""
+    if isinstance(text, str):
+        return text
+    return [turn.as_dict() for turn in text]
+
+
+def importance(
+    proximal_BC: Tensor, behaviour_BC: Tensor, mask_BC: Tensor, settings: ObjectiveSettings, *, by_sequence: bool
+) -> Tensor:
+    """w of `r3.method.objective`: min(π_prox/π_behave, C), and 0 beyond the gate. B rows, C tokens."""
+    log_BC = (proximal_BC - behaviour_BC) * mask_BC
+    if by_sequence:
+        log_BC = (log_BC.sum(1, keepdim=True) / mask_BC.sum(1, keepdim=True)).expand_as(log_BC)
+    weight_BC = log_BC.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=settings.importance_cap)
+    if settings.ratio_gate is not None:
+        weight_BC = weight_BC.masked_fill(log_BC.abs() > math.log(settings.ratio_gate), 0.0)
+    return weight_BC
+
+
+def importance_sums(weight_T: Tensor) -> Tensor:
+    """Sums over replayed tokens' weights for `importance_metrics`; those of several processes can be added."""
+    n_T = torch.ones_like(weight_T)
+    return torch.stack([x.sum() for x in (weight_T, weight_T.square(), n_T * (weight_T == 0), n_T)])
+
+
+def importance_metrics(sums: Tensor) -> dict[str, float]:
+    """Mean weight, share of gated tokens and effective sample size of the replayed tokens."""
+    total, squares, gated, n = sums.tolist()
+    return {
+        "replay/importance_mean": total / n,
+        "replay/gated_share": gated / n,
+        "replay/ess": total**2 / (n * squares) if squares else 0.0,
+    }

@@ -33,11 +33,16 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from r3.algorithm import Algorithm, Prompt
-from r3.integrations.common.buffer_copies import FILE, open_buffer, prune_copies, save_buffer
-from r3.integrations.common.groups import Answer, scale_of, to_groups
-from r3.integrations.common.importance import importance, importance_metrics, importance_sums
-from r3.integrations.common.prompts import turns_of
-from r3.integrations.common.recorder import RunRecorder
+from r3.integrations.common.groups import (
+    Answer,
+    importance,
+    importance_metrics,
+    importance_sums,
+    scale_of,
+    to_groups,
+    turns_of,
+)
+from r3.integrations.common.recorder import FILE, RunRecorder, open_buffer, prune_copies, save_buffer
 from r3.integrations.verl import KEY, REWARD
 from r3.integrations.verl.config import VerlSettings
 from r3.integrations.verl.dataset import Templated, query_of

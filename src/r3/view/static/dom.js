@@ -2,7 +2,7 @@
 
 const STEERING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
-// Control characters and direction marks, made visible (the same as r3.view.text.visible).
+// Control characters and direction marks, made visible (the same as r3.view.show.visible).
 export function visible(text) {
   return String(text).replace(STEERING, (c) => {
     const code = c.charCodeAt(0);
