@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from r3.buffer import SampleBuffer
     from r3.config import Config
     from r3.policy.model import Policy
-    from r3.tasks import Task
-    from r3.tasks.given import AnyReward, GivenRewards
-    from r3.train.callbacks import AnyCallback
+    from r3.tasks import AnyReward, GivenRewards, Task
+    from r3.train import AnyCallback
     from r3.view.server import Viewer
 
 Rows = Iterable[Mapping[str, Any]]
@@ -82,7 +81,7 @@ class Run:
         stopped_by: str | None = None,
     ) -> None:
         """`rewards` as for `r3.train`: needed to evaluate a run whose rewards were objects that no module holds."""
-        from r3.tasks.given import given_rewards
+        from r3.tasks import given_rewards
 
         self.directory = Path(directory)
         self._given = given_rewards(rewards)
@@ -227,7 +226,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _given(rewards: Any, overrides: list[tuple[str, Any]]) -> GivenRewards:
     """The rewards that were given as objects; what settings can say of them joins the overrides."""
-    from r3.tasks.given import given_rewards
+    from r3.tasks import given_rewards
 
     if rewards is None:
         return given_rewards(())

@@ -9,7 +9,7 @@ import torch._dynamo
 
 from r3.cli import main
 from r3.policy.layers import CompiledLayers
-from r3.policy.shard import ShardedPolicy
+from r3.policy.world import ShardedPolicy
 
 whole = ShardedPolicy.__init__
 

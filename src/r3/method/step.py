@@ -52,11 +52,20 @@ from r3.method.advantage import (
 )
 from r3.method.distill import Teacher, distilled
 from r3.method.help import Demonstrations, Help, help_of
-from r3.method.mixed import Member, MixedGroup, Origin, StepResult, WeightedSample, is_mixed, outcomes_differ
+from r3.method.mixed import (
+    Member,
+    MixedGroup,
+    Origin,
+    StepResult,
+    WeightedSample,
+    is_mixed,
+    outcomes_differ,
+    times_counted,
+    weighted,
+)
 from r3.method.ranking import annealed, structural_entropy_rewards
 from r3.method.replay import ReplayReason, choose_replay, outcome_reward
 from r3.method.settings import AdvantageSettings, MethodSettings, RankingSettings
-from r3.method.weights import times_counted, weighted
 from r3.samples import Group, Joins, Sample
 
 

@@ -27,8 +27,7 @@ from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
 from r3.policy.settings import OptimiserSettings
-from r3.policy.shard import ShardedPolicy
-from r3.policy.world import World
+from r3.policy.world import ShardedPolicy, World
 from r3.samples import FloatArray
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from r3.run import (
     resume_command,
 )
 from r3.run.sinks import Label
+from r3.train import STOPPED, AnyCallback, Callbacks
 from r3.train.build import Parts, build, check_ahead, make_sampler
-from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows

@@ -11,9 +11,9 @@ from typing import Any
 
 from r3 import __version__
 from r3.errors import NotThere
-from r3.view.answers import group_view, sample_view
 from r3.view.pages import BufferPages, ViewedProbe
 from r3.view.runs import ViewedRun
+from r3.view.steps import group_view, sample_view
 
 Parameters = Mapping[str, str]
 CHARTED = (

@@ -2,7 +2,7 @@
 
 Covers r3.verify.sandbox.inside.answer, r3.verify.sandbox.inside.tester,
 r3.verify.sandbox.inside.messages, r3.verify.sandbox.inside.remote, r3.verify.sandbox.inside.walls,
-r3.verify.sandbox.inside.seccomp.
+r3.verify.sandbox.inside.linux.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ linux.unshare, walls.landlock_version = refuse, lambda: 0
 
 
 def test_walls_that_do_not_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaky = "from r3.verify.sandbox.inside import seccomp\nseccomp.restrict = lambda: None\n"
+    leaky = "from r3.verify.sandbox.inside import linux\nlinux.restrict_calls = lambda: None\n"
     monkeypatch.setattr(pool, "_BOOT", pool._BOOT.replace("main(", leaky + "main(", 1))
     box = Sandbox(SandboxSettings(walls="landlock", workers=1))
     try:

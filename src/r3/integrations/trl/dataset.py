@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from r3.integrations.common.groups import prompt_id, text_of
+from r3.integrations.common import prompt_id, text_of
 from r3.samples import Query
 from r3.verify.rewards import OutcomeWatch
 

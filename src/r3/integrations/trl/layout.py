@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from r3.integrations.common import groups as stale
+from r3.integrations import common as stale
 from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings, ObjectiveSettings
 from r3.samples import FloatArray, IntArray

@@ -18,8 +18,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from r3.algorithm import Prompt
-from r3.integrations.common.groups import Answer
-from r3.integrations.common.recorder import Described
+from r3.integrations.common import Answer, Described
 from r3.integrations.trl.config import R3Config
 from r3.method.settings import MethodSettings
 from r3.samples import Group

@@ -35,8 +35,18 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from r3.algorithm import Algorithm
-from r3.integrations.common.groups import Answer, importance_metrics, importance_sums, scale_of, to_groups, turns_of
-from r3.integrations.common.recorder import FILE, RunRecorder, open_buffer, save_buffer
+from r3.integrations.common import (
+    FILE,
+    Answer,
+    RunRecorder,
+    importance_metrics,
+    importance_sums,
+    open_buffer,
+    save_buffer,
+    scale_of,
+    to_groups,
+    turns_of,
+)
 from r3.integrations.trl import layout
 from r3.integrations.trl.config import R3Config, changes_training
 from r3.integrations.trl.dataset import (

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from r3.config import validate_as
 from r3.errors import ConfigError
-from r3.integrations.common.groups import of_one_size
+from r3.integrations.common import of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 from r3.settings import BufferSettings

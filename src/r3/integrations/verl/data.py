@@ -9,7 +9,7 @@ from typing import Any
 
 from r3.config import Config
 from r3.errors import ConfigError
-from r3.integrations.common.groups import turns_of
+from r3.integrations.common import turns_of
 from r3.samples import Query
 from r3.tasks import load_problems
 from r3.tasks.settings import FileSettings

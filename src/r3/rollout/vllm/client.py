@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.vllm.common import check_version, finish_of, sampling_parameters
+from r3.rollout.vllm import check_version, finish_of, sampling_parameters
 from r3.rollout.vllm.weights import EXTENSION
 
 OLDEST_SERVER = (0, 32)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from r3.rollout.causal_lm import CausalLM, SingleRun
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.vllm.common import (
+from r3.rollout.vllm import (
     check_version,
     cpu_cache_bytes,
     defaults,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from r3.rollout.vllm.common import shape_of
+from r3.rollout.vllm import shape_of
 
 _BASE = ".base_layer."
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from . import linux, seccomp
+from . import linux
 
 _NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 _NOBODY = 65534
@@ -154,7 +154,7 @@ def confine(mode: str, rules: int | None, *, seconds: float, memory_mb: int, fil
     linux.drop_capabilities()
     if rules is not None:
         restrict_files(rules)
-    seccomp.restrict()
+    linux.restrict_calls()
 
 
 def probe(outside: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import answer, linux, messages, remote, seccomp, tester, walls
+from . import answer, linux, messages, remote, tester, walls
 
 # What answers import, loaded before the walls go up: also extension modules whose libraries lie outside Python's.
 _WARM = (
@@ -109,7 +109,7 @@ class Zygote:
         if self.rules is not None:
             built.append(f"Landlock (version {walls.landlock_version()})")
         if self.mode != "none":
-            if not seccomp.supported():
+            if not linux.calls_can_be_restricted():
                 raise OSError("seccomp: no list of system calls for this processor")
             built.append("seccomp")
             if done := self._probed():
