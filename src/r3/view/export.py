@@ -52,7 +52,7 @@ def export(runs: Sequence[ViewedRun], target: Path, *, steps: int, probes: Seque
 
 
 class _Answers(dict[str, Any]):
-    """Answers by the address under which the page asks for them (see api.js)."""
+    """Answers by the address under which the page asks for them (see data.js)."""
 
     def __init__(self, api: Api) -> None:
         super().__init__()

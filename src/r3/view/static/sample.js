@@ -1,7 +1,8 @@
-// A response token by token, each coloured by a number that was saved with it; peak tokens underlined.
+// The text of one sample: token by token, and against the attempt that it was shown.
 
-import { amount, amountKey, departure, departureKey } from "./colours.js";
-import { choice, fill, h, number, plural, signed, visible } from "./dom.js";
+import { amount, amountKey, choice, departure, departureKey, fill, h, number, plural, signed, visible } from "./dom.js";
+
+// A response token by token, each coloured by a number that was saved with it; peak tokens underlined.
 
 const CHUNK = 2500;
 const MEASURES = [
@@ -163,3 +164,69 @@ function tell(facts, sample, target) {
     sample.peaks.includes(at) && h("span.badge.ranking", {}, "peak"),
   );
 }
+
+// What an answer kept and what it changed of the attempt it was shown, word by word.
+
+const MOST = 1200;
+
+function wordsOf(text) {
+  return text.match(/\s+|[A-Za-zÀ-ɏ]+|\d+|[^\sA-Za-zÀ-ɏ\d]/gu) || [];
+}
+
+// [["same" | "gone" | "new", text]]: the longest common subsequence, after equal ends are cut off.
+function difference(before, after) {
+  const [a, b] = [wordsOf(before), wordsOf(after)];
+  let start = 0;
+  while (start < a.length && start < b.length && a[start] === b[start]) start += 1;
+  let end = 0;
+  while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end += 1;
+  const middle = compared(a.slice(start, a.length - end), b.slice(start, b.length - end));
+  return joined([["same", a.slice(0, start).join("")], ...middle, ["same", a.slice(a.length - end).join("")]]);
+}
+
+function compared(a, b) {
+  if (a.length > MOST || b.length > MOST)
+    return [
+      ["gone", a.join("")],
+      ["new", b.join("")],
+    ];
+  const longest = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
+  for (let i = a.length - 1; i >= 0; i -= 1) {
+    for (let j = b.length - 1; j >= 0; j -= 1) {
+      longest[i][j] = a[i] === b[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+    }
+  }
+  const found = [];
+  let [i, j] = [0, 0];
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i] === b[j]) {
+      found.push(["same", a[i]]);
+      i += 1;
+      j += 1;
+    } else if (i < a.length && (j === b.length || longest[i + 1][j] >= longest[i][j + 1])) {
+      found.push(["gone", a[i]]);
+      i += 1;
+    } else {
+      found.push(["new", b[j]]);
+      j += 1;
+    }
+  }
+  return found;
+}
+
+function joined(parts) {
+  const found = [];
+  for (const [kind, text] of parts) {
+    if (!text) continue;
+    if (found.length && found[found.length - 1][0] === kind) found[found.length - 1][1] += text;
+    else found.push([kind, text]);
+  }
+  return found;
+}
+
+export const diffView = (before, after) =>
+  h(
+    "div.diff",
+    {},
+    difference(before, after).map(([kind, text]) => h({ same: "span", gone: "del", new: "ins" }[kind], {}, text)),
+  );
