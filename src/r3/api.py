@@ -156,7 +156,7 @@ class Run:
             queries = task.heldout if dataset is None else task.train
             if not queries:
                 raise TaskError(f"{self.directory}: the run kept no problems apart (task.heldout=0); give it rows")
-            found = evaluate(
+            heldout = evaluate(
                 make_engine(config, policy),
                 task,
                 [(query, plain_prompt(query, policy.tokenizer)) for query in queries],
@@ -165,7 +165,7 @@ class Run:
                 samples=config.evaluate.samples if samples is None else samples,
                 seed=config.run.seed,
             )
-        return {key.removeprefix("heldout/"): value for key, value in found.metrics().items()}
+        return {key.removeprefix("heldout/"): value for key, value in heldout.metrics().items()}
 
     def view(self, *others: Run | str | Path, port: int | None = None) -> Viewer:
         """Serve the run's pages from this process, also while it goes on elsewhere; open the `url`, `close()` it."""

@@ -44,7 +44,7 @@ class Prompt:
     halved: bool = False
     """It shares its query's G answers with the query's other prompt (`reflection.budget` = shared)."""
     follows: int | None = None
-    """Of a prompt that follows the first answers: the index in the step of the plain prompt it helps."""
+    """The plain prompt that this one helps, by its index in the step; None for a prompt of the first round."""
     single: bool = False
     """It gets one answer, whatever G is (a critique)."""
 
@@ -81,7 +81,7 @@ class Asked:
         return tuple(prompt for prompt in self.prompts if prompt.context.kind == "reflection")
 
     def limited(self, reflections: int | None, *, multiple_of: int = 1) -> Asked:
-        """With at most so many reflection prompts (None: all), in a multiple; those left out are counted as no_room."""
+        """At most this many reflection prompts (None: all), in a multiple; those left out are counted as no_room."""
         built = self.reflections
         room = len(built) if reflections is None else min(len(built), reflections)
         room -= room % multiple_of

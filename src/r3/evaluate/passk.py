@@ -7,7 +7,7 @@ problems already carry the noise of their n answers, so both sources are in the 
 BCa rather than the plain percentile interval, because a benchmark of thirty problems that are mostly too hard (or too
 easy) has a skewed mean; and BCa with its tails widened for few problems (as Student's t widens the normal's), because
 the bootstrap's variance is short by (P − 1)/P and its tails are too thin. Coverage of the 95 % interval on the same
-1,500 simulated benchmarks (± 0.6), difficulties Beta(a, b), 16 answers a problem, percentile → BCa → widened BCa, and
+1,500 simulated benchmarks (± 0.6), difficulties Beta(a, b), 16 answers per problem, percentile → BCa → widened BCa, and
 in the last column that of this file's function on 3,000 and more others (± 0.4):
 
     30 problems, Beta(0.3, 0.7)   93.9 → 95.2 → 96.3 %    95.8 %
@@ -137,7 +137,7 @@ def estimate(*benchmarks: Sequence[float], seed: int, level: float = 0.95, resam
 
 
 def _resampled(scores: Scores, resamples: int, rng: np.random.Generator) -> Scores:
-    """Means of so many samples of the problems, drawn with putting back; a bounded number of draws at a time."""
+    """Means of samples of the problems, drawn with putting back; a bounded number of draws at a time."""
     at_once = max(1, _CHUNK // scores.size)
     parts = [
         scores[rng.integers(0, scores.size, (min(at_once, resamples - first), scores.size))].mean(axis=1)

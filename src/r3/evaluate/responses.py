@@ -118,12 +118,12 @@ def _read(path: Path) -> tuple[int, dict[Key, Judged]]:
             try:
                 row = json.loads(line)
                 row.setdefault("scores", None)
-                one = Judged(**{name: row[name] for name in Judged.__slots__})
+                answer = Judged(**{name: row[name] for name in Judged.__slots__})
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RunError(
                     f"{path}, line {number}: damaged ({error!r}); remove that line, its response is then drawn again"
                 ) from error
-            judged.setdefault(one.key, one)
+            judged.setdefault(answer.key, answer)
             size += len(line)
     return size, judged
 

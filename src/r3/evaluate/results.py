@@ -1,4 +1,4 @@
-"""From verdicts to the paper's table: one row a model, one column a benchmark, and the mean over benchmarks.
+"""From verdicts to the paper's table: one row per model, one column per benchmark, and the mean over benchmarks.
 
 The paper's challenging subset (`hard_subset`) has the problems that the base model gets right at most once in 16
 answers. The answers that chose the subset must not be counted on it: they are its bad luck by construction, and the
@@ -41,7 +41,7 @@ class TaskResult:
     reasons: Mapping[str, int]
     """How often the judge gave which reason."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Of several reward functions: the mean of what each gave, weighted, by name."""
+    """What each of several reward functions gave, weighted: the mean by name."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -66,7 +66,7 @@ class Results:
     about: Mapping[str, Any]
     tasks: Mapping[str, TaskResult]
     mean: Estimate
-    """Of pass@1 over the benchmarks, each with the same weight."""
+    """The mean of pass@1 over the benchmarks, each with the same weight."""
     answers: Mapping[str, Problems]
     """The verdicts that all this was computed from."""
 
@@ -80,7 +80,7 @@ def by_problem(
 ) -> dict[str, Problems]:
     """The answers to each problem id of each task, in order; problems without any are left out.
 
-    With `samples`, only the first so many: a longer evaluation can be looked at as a shorter one.
+    With `samples`, only that many of the first: a longer evaluation can be looked at as a shorter one.
     """
     answers: dict[tuple[str, str], list[Judged]] = {}
     for one in judged:
@@ -241,8 +241,8 @@ def _tokens(mean: float | None) -> str:
 def hard_subset(eval_dir: Path, at_most: int = 1, samples: int | None = None) -> dict[str, list[str]]:
     """Ids, by task, of the problems that an earlier evaluation got right at most so often.
 
-    All of its answers count, or with `samples` the first so many. Every problem must have the same number of them: one
-    that was tried less often would pass for hard.
+    All of its answers count, or with `samples` that many of the first. Every problem must have the same number of them:
+    one that was tried less often would pass for hard.
     """
     judged = read_judged(eval_dir / "responses.jsonl")
     if not (eval_dir / "results.json").exists():

@@ -40,7 +40,7 @@ Progress = Callable[[int, int | None], None]
 BACKLOG = 256
 """Most answers that wait for one, before no more are drawn."""
 BATCH, SECONDS = 64, 5.0
-"""Verdicts are written when so many are in, or after so long."""
+"""Verdicts are written when this many are in, or after this many seconds."""
 
 
 def boxed_vote(text: str) -> str | None:

@@ -174,7 +174,7 @@ def lens_rewards(rewards: Sequence[float], outcomes: Sequence[bool], confidences
 
 
 def lens_advantages(costs: Sequence[float], weight: float) -> list[float]:
-    """Of an all-wrong group: over the mean alone, at a share of the weight of other groups.
+    """Advantages of an all-wrong group: over the mean alone, at a share of the weight of other groups.
 
     >>> [round(a, 5) for a in lens_advantages([-0.25, -0.2, -0.125, -0.09615], 0.25)]
     [-0.02055, -0.00805, 0.0107, 0.01791]

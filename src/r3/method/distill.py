@@ -110,8 +110,8 @@ def distilled(groups: Sequence[MixedGroup], teacher: Teacher, settings: DistillS
 def _taught(member: Member, teacher: FloatArray | None, settings: DistillSettings) -> Member:
     if teacher is None:
         return replace(member, left_out=True, advantage=0.0) if settings.weight == 1 else _scaled(member, settings)
-    own = _scaled(member, settings)
-    rest = own.advantage if own.token_advantages is None else own.token_advantages
+    scaled = _scaled(member, settings)
+    rest = scaled.advantage if scaled.token_advantages is None else scaled.token_advantages
     mixed = settings.weight * token_advantages(teacher, member.sample.logprobs, settings.clip) + rest
     return replace(member, advantage=float(mixed.mean()), token_advantages=mixed.astype(np.float32))
 

@@ -18,8 +18,8 @@ class ReplaySettings(Switchable):
 
     when: Literal["homogeneous", "solve_none", "always", "revisited"] = "homogeneous"
     """Which groups: homogeneous ones, with what they lack; solve-none ones alone, with successes; all (RePO, RLEP),
-    with successes and, unless `failures` is false, failures; or so those alone that `revisit` asks before their turn
-    (ExGRPO)."""
+    with successes and, unless `failures` is false, failures; or the same for those alone that `revisit` asks before
+    their turn (ExGRPO)."""
     mode: Literal["join", "replace"] = "join"
     """Past samples join the fresh ones, or take the place of the last of them, which then are not trained on."""
     baseline: Literal["joint", "split"] = "joint"
@@ -38,7 +38,7 @@ class ReplaySettings(Switchable):
     distinct: bool = True
     """Different texts first; false takes them as they come, one easy success again and again if need be."""
     max_repeats: int | None = Field(None, ge=1)
-    """An answer joins at most so many times, counted by its text over the whole run; None for any number."""
+    """An answer joins at most this many times, counted by its text over the whole run; None for any number."""
     ratio: Literal["drawn", "first_replayed"] = "drawn"
     """What the ratio of a sample that was drawn under another prompt is taken to. drawn: nobody knows how likely it was
     under this one, so the policy of the step stands in, the ratio is 1 at each replay, and nothing bounds how far its
@@ -82,7 +82,7 @@ class ReflectionSettings(Switchable):
     from_epoch: int = Field(2, ge=1)
     """First epoch with reflection prompts; the buffer is empty in the first."""
     window: int | None = Field(None, ge=1)
-    """A query is hard by its newest plain answers, so many of them (whole steps). None: by all of them, as in the
+    """How many of a query's newest plain answers (whole steps) say whether it is hard. None: all of them, as in the
     paper, which keeps asking for reflection long after the policy has learnt a query."""
     when: Literal["hard", "unsolved"] = "hard"
     """Reflect on every hard query (the paper), or on those alone that were never solved yet: the others have a success
@@ -96,16 +96,16 @@ class ReflectionSettings(Switchable):
     max_share: float = Field(1.0, gt=0, le=1)
     """At most this share of a step's answers goes to reflection prompts."""
     min_lift: float = Field(0.0, ge=0)
-    """Pause while reflection answers are not right so many times as often as plain answers to the same queries in the
-    same steps, over the last `lift_window` of them; 0: never pause, as in the paper."""
+    """Pause unless reflection answers are right at least this many times as often as plain answers to the same queries
+    in the same steps, over the last `lift_window` of them; 0: never pause, as in the paper."""
     lift_window: int = Field(128, ge=1)
-    """Over how many of the newest reflection answers lift is measured; nothing is paused before there are so many."""
+    """Over how many of the newest reflection answers lift is measured; nothing is paused before there are that many."""
     probe_every: int = Field(8, ge=1)
-    """While paused, one query is still reflected on every so many steps, to notice when it begins to pay."""
+    """Steps between two queries that are reflected on while paused, to notice when reflection begins to pay."""
     give_up_after: int | None = Field(None, ge=1)
-    """Leave a query alone after so many reflection answers, none of them right; None: never, as in the paper."""
+    """Leave a query alone after this many reflection answers, none of them right; None: never, as in the paper."""
     candidates: int = Field(16, ge=1)
-    """The shown failure is drawn from so many of the newest ones: the errors the policy still makes."""
+    """The shown failure is drawn from this many of the newest ones: the errors that the policy still makes."""
     train_as: Literal["reflection", "plain", "both"] = "reflection"
     """Prompt to train a reflection answer under: its own, the plain query's, or both at half weight each."""
     max_prompt_tokens: int = Field(4096, ge=1)
@@ -150,7 +150,7 @@ class RankingSettings(Switchable):
     """Train on a batch in which nothing but ranking rewards teaches. Adam divides by the gradient's own size, so that
     such a batch moves the weights as far as one with right answers; false makes no update of it."""
     anneal_updates: int | None = Field(None, ge=1)
-    """R_max falls in a line to 0 over so many optimiser updates: exploration is paid for early on; None: it stays."""
+    """R_max falls linearly to 0 over this many optimiser updates: exploration is paid for early on; None: it stays."""
     gate: bool = False
     """Pay only while the order of cut answers is seen to tell which of them would have finished right: answers that
     went on are cut in hindsight, at half the length limit. Before there are `auc_window` pairs nothing is paid."""

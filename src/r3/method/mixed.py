@@ -43,7 +43,7 @@ class WeightedSample:
     prompt: IntArray
     sample: Sample
     advantage: float
-    """Of each of its tokens, or their mean where they differ."""
+    """The advantage of each of its tokens, or their mean where they differ."""
     weight: float
     """What one token of it weighs in the loss, all denominators included."""
     origin: Origin
@@ -54,9 +54,9 @@ class WeightedSample:
     member: int
     """Which of that group's members it is."""
     token_advantages: FloatArray | None = None
-    """Of each token, where they differ; None: `advantage`. [length]"""
+    """The advantage of each token, where they differ; None: `advantage`. [length]"""
     first_logprobs: FloatArray | None = None
-    """Of a sample from another context: its log-probs under `prompt` when it was first replayed there. [length]"""
+    """Log-probs of a sample from another context under `prompt`, when it was first replayed there. [length]"""
 
     @property
     def recomputed(self) -> bool:
@@ -70,7 +70,7 @@ class WeightedSample:
 
     @property
     def advantage_T(self) -> FloatArray:
-        """Of each token, whether they differ or not."""
+        """The advantage of each token, whether they differ or not."""
         if self.token_advantages is not None:
             return self.token_advantages
         return np.full(len(self.sample), self.advantage, dtype=np.float32)
@@ -84,10 +84,10 @@ class Member:
     reward: float
     """What it was compared by: of a replayed sample, the reward of its outcome alone."""
     advantage: float
-    """Of each of its tokens, or their mean where they differ."""
+    """The advantage of each of its tokens, or their mean where they differ."""
     origin: Origin
     token_advantages: FloatArray | None = None
-    """Of each token, where they differ; None: `advantage`. [length]"""
+    """The advantage of each token, where they differ; None: `advantage`. [length]"""
     left_out: bool = False
     """A fresh sample whose place another took, or that its group was not drawn for: neither compared nor trained on."""
 

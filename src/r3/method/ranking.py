@@ -67,7 +67,7 @@ def structural_entropy_rewards(
 
 
 def annealed(max_reward: float, updates: int, over: int | None) -> float:
-    """R_max after so many optimiser updates: in a line to 0 `over` so many, or as it is.
+    """R_max after a number of optimiser updates: falling linearly to 0 `over` that many, or as it is.
 
     >>> annealed(0.1, 50, 100), annealed(0.1, 300, 100), annealed(0.1, 300, None)
     (0.05, 0.0, 0.1)
@@ -151,11 +151,11 @@ def _checked(given: Any, index: int) -> npt.NDArray[np.floating[Any]]:
 log = logging.getLogger(__name__)
 
 Pairs = tuple[float, int]
-"""Of a group: how many pairs of a right and a wrong answer are in order, and how many there are."""
+"""How many of a group's pairs of a right and a wrong answer are in order, and how many there are."""
 
 
 class RankingGate:
-    """Says when ranking rewards are paid. `noted` reads from the buffer the newest pairs, so many or more."""
+    """Says when ranking rewards are paid. `noted` reads at least this many of the newest pairs from the buffer."""
 
     def __init__(self, settings: RankingSettings, noted: Callable[[int], Sequence[Pairs]]) -> None:
         self.settings = settings
@@ -210,13 +210,13 @@ class RankingGate:
 
 def pairs_of_groups(groups: Iterable[Group], *, limit: int, peak_fraction: float) -> list[Pairs]:
     """`late_pairs` of each plain group that has any: a right and a wrong answer past half the limit, and entropies."""
-    found = []
+    by_group = []
     for group in groups:
         late = late_members(group, limit) if group.context.kind == "plain" else []
         known = [(h, bool(group.samples[i].outcome)) for i in late if (h := group.samples[i].entropies) is not None]
         pairs = late_pairs([h for h, _ in known], [o for _, o in known], limit=limit, peak_fraction=peak_fraction)
-        found += [pairs] if pairs[1] else []
-    return found
+        by_group += [pairs] if pairs[1] else []
+    return by_group
 
 
 def late_members(group: Group, limit: int) -> list[int]:

@@ -135,7 +135,7 @@ class OverlongSettings(Settings):
     enabled: Literal["auto"] | bool = "auto"
     """Whether answers near the limit lose reward; auto: as the method was published (DAPO yes, others no)."""
     buffer: float = Field(0.2, gt=0, le=1)
-    """Share of rollout.max_tokens, at its end, over which the punishment grows in a line (DAPO: 4,096 of 20,480)."""
+    """Share of rollout.max_tokens, at its end, over which the punishment grows linearly (DAPO: 4,096 of 20,480)."""
     factor: float = Field(0.5, gt=0)
     """What an answer at the limit loses. DAPO's 1 is for rewards of −1 and 1; ours are 0 and 1, hence half."""
 
@@ -218,7 +218,7 @@ class ObjectiveSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _startfrom_preset(cls, given: Any) -> Any:
+    def _start_from_preset(cls, given: Any) -> Any:
         return from_preset(given, OBJECTIVES, "grpo")
 
 
@@ -243,7 +243,7 @@ class MethodSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _startfrom_preset(cls, given: Any) -> Any:
+    def _start_from_preset(cls, given: Any) -> Any:
         return from_preset(given, {name: preset.settings for name, preset in METHODS.items()}, "r3")
 
     @model_validator(mode="after")

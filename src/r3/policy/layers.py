@@ -188,8 +188,8 @@ def onednn(model: nn.Module) -> Iterator[None]:
 
 
 def _takes(layer: nn.Linear) -> bool:
-    own = "forward" not in vars(layer)  # or it is in use already, by a block around this one
-    return own and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"
+    free = "forward" not in vars(layer)  # or it is in use already, by a block around this one
+    return free and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:

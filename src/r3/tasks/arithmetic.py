@@ -78,7 +78,7 @@ def split_of(question: str) -> Split:
 
 
 def draw_problem(rng: random.Random, terms: int, split: Split) -> Problem:
-    """One problem of a split: so many terms from 1 to a largest one, which is itself drawn from 3 to 9.
+    """One problem of a split: this many terms from 1 to a largest one, which is itself drawn from 3 to 9.
 
     Small terms mean few carries, so that problems of one length still differ in how hard they are.
     """

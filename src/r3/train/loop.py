@@ -40,7 +40,7 @@ class Trainer:
         self.version = 0
         """Optimiser updates made so far: the policy's version."""
         self.position = 0
-        """Of the stream, behind the last query of the steps so far: those asked ahead come after it."""
+        """The stream's position behind the last query of the steps so far: those asked ahead come after it."""
         self._seconds: dict[str, float] = {}
         self._measured = 0
         """Answers whose entropies the engine did not give, in the last step."""

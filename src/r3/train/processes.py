@@ -69,12 +69,12 @@ class SharedEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
         self.world.broadcast(Generate(list(requests), sampling))
-        found = None
+        shares = None
         try:
             yield from _own_share(self.engine, self.world, requests, sampling)
         finally:  # also if the caller stops half-way: the others will send what they were asked for
-            found = self.world.gather(None)
-        for responses in (found or [])[1:]:
+            shares = self.world.gather(None)
+        for responses in (shares or [])[1:]:
             yield from responses
 
     def release(self) -> None:

@@ -315,7 +315,7 @@ class _Session:
             stop_tokens=self.parts.sampling.stop_tokens,
             temperature=settings.temperature,
         )
-        found = evaluate(
+        heldout = evaluate(
             self.parts.engine,
             self.parts.task,
             self.parts.heldout,
@@ -324,7 +324,7 @@ class _Session:
             samples=settings.samples,
             seed=self.config.run.seed,
         )
-        return found.metrics()
+        return heldout.metrics()
 
     def _record(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.directory.metrics.append(step, metrics)

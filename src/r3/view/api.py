@@ -107,8 +107,8 @@ class Api:
 
     def search(self, parameters: Parameters) -> Any:
         text = parameters.get("text", "")
-        found = self._run(parameters).tables.search(_whole(parameters, "step"), text) if text else []
-        return {"groups": found}
+        groups = self._run(parameters).tables.search(_whole(parameters, "step"), text) if text else []
+        return {"groups": groups}
 
     def group(self, parameters: Parameters) -> Any:
         return group_view(self._run(parameters), _whole(parameters, "step"), _whole(parameters, "group"))
@@ -119,8 +119,8 @@ class Api:
 
     def queries(self, parameters: Parameters) -> Any:
         run = self._run(parameters)
-        found = run.queries.listing(search=parameters.get("search", ""), order=parameters.get("order", "hardest"))
-        return {**found, "saved": len(run.tables.steps())}
+        listing = run.queries.listing(search=parameters.get("search", ""), order=parameters.get("order", "hardest"))
+        return {**listing, "saved": len(run.tables.steps())}
 
     def query(self, parameters: Parameters) -> Any:
         run, name = self._run(parameters), parameters.get("id", "")

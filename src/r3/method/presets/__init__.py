@@ -129,8 +129,8 @@ METHODS: Mapping[MethodName, Preset] = {**BASELINES, **REMEDIES, **HELPED, **R3}
 
 def governed(*names: Any) -> tuple[str, ...]:
     """What naming one of these methods after the other sets, below `method`; names of no method count for nothing."""
-    own = [key for name, preset in METHODS.items() if name in names for key in _keys(preset.settings)]
-    return tuple(dict.fromkeys([*GOVERNED, *own]))
+    keys = [key for name, preset in METHODS.items() if name in names for key in _keys(preset.settings)]
+    return tuple(dict.fromkeys([*GOVERNED, *keys]))
 
 
 def _keys(settings: Mapping[str, Any]) -> list[str]:

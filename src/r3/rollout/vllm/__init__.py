@@ -98,7 +98,7 @@ def head_width(config: Any) -> int:
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """Of a model's config, what the names and sizes of its weights depend on."""
+    """What the names and sizes of a model's weights depend on, from its config."""
     text = config.get_text_config(decoder=True)
     names = (
         "model_type",
