@@ -1,7 +1,7 @@
 """The portable engine: any Hugging Face causal language model that attends over a key-value cache, on any device.
 
 The model is the policy in training: its parameters are read in place and in their own dtype, the distributions drawn
-from are float32. `kv_cache` has the memory, `sampling` the draw, `causal_lm` the model; the decoding loop is here.
+from are float32. `causal_lm` has the model and its cache, `sampling` the draw; the decoding loop is here.
 
 Rows decode together, one token per step. A row that finishes idles until enough have; then the finished ones leave,
 waiting requests are prefilled and their rows join: one copy of the cache for many changes. A prompt is prefilled once,

@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one line per step, appended whole or not at all.
 
-`jsonl` documents how a line is written. Steps strictly increase down the file, so going back to a checkpoint's step
-keeps a prefix of it, byte for byte.
+`disk.encode_line` says how a line is written. Steps strictly increase down the file, so going back to a checkpoint's
+step keeps a prefix of it, byte for byte.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`rollouts/step-000012.jsonl.gz`: the sampled rollouts of a step, one JSON object per line.
 
-What a row holds is the caller's choice; `jsonl` documents how it is written. A file is a series of gzip members, which
-`zcat` and `gzip.open` read as one: a member for the rows of each group, so that a reader can open one group alone, and
-before them the table of contents, in the extra field of empty members (RFC 1952), where only `contents` looks for it.
-Files without a table, which earlier versions wrote, are read all the same.
+What a row holds is the caller's choice; `disk.encode_line` says how it is written. A file is a series of gzip members,
+which `zcat` and `gzip.open` read as one: a member for the rows of each group, so that a reader can open one group
+alone, and before them the table of contents, in the extra field of empty members (RFC 1952), where only `contents`
+looks for it. Files without a table, which earlier versions wrote, are read all the same.
 """
 
 from __future__ import annotations

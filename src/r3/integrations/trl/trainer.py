@@ -16,7 +16,7 @@ Departures from the paper, and choices TRL makes for us:
 - TRL's log-probs are those of temperature sampling; top-k, top-p, min-p and penalties are not in them.
 - Right or wrong is a threshold on one reward function. A truncated answer is wrong and has at most 0 of that reward.
 - Queries that resampling asks for come from an order of their own beside TRL's sampler, whose steps are counted before
-  the run (`resampling`).
+  the run (`FurtherRows`).
 - With every mechanism off this is TRL's trainer, its advantages included.
 """
 
