@@ -15,7 +15,7 @@ import numpy as np
 
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
-from r3.config import Config
+from r3.config import Config, TrainSettings
 from r3.method.mixed import WeightedSample
 from r3.method.settings import MethodSettings
 from r3.method.step import step
@@ -28,7 +28,6 @@ from r3.rollout.settings import RolloutSettings
 from r3.samples import Group, Query, Sample
 from r3.train.loop import Trainer
 from r3.train.sampler import Sampler
-from r3.train.settings import TrainSettings
 from r3.train.stream import QueryStream
 from r3.verify.judge import Judge, PlainJudge, Verdict
 from work import Work, lognormal

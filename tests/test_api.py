@@ -1,6 +1,6 @@
 """Training from Python: `r3.train` and its `Run`, as a script and as a notebook's kernel use them.
 
-Covers r3.tasks.given.
+Covers r3.tasks.
 """
 
 from __future__ import annotations

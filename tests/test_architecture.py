@@ -17,7 +17,7 @@ OF_WEIGHT = 60
 """Lines from which a module needs tests that can be found."""
 PLAIN_WORDS = {
     *("settings", "errors", "config"),  # of a room
-    *("sft", "show", "data"),  # a command, and what it runs
+    *("sft", "show", "data", "models"),  # a command, and what it runs
     *("code", "reward"),  # where it comes from, and who judges it or how it counts
     *("engine", "trainer", "dataset", "record"),  # one for each library that r3 works with
     "api",  # called from Python, or by the pages

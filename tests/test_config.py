@@ -1,6 +1,6 @@
 """One config tree: defaults, recipe, overrides; what is printed reads back.
 
-Covers r3.config_text, r3.policy.settings.
+Covers r3.config_text, r3.settings, r3.policy.settings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`r3 models`: which file is taken, that it must be the one that is known, and the folder that comes of it.
 
-Covers r3.models.convert, r3.models.fetch, r3.commands.models.
+Covers r3.models, r3.commands.models.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from r3.cli import main
 from r3.errors import ConfigError
-from r3.models.convert import SENTENCE, check_chat, check_folder, check_numbers, perplexity, split_digits
-from r3.models.fetch import CATALOGUE, find_weights
+from r3.models import (
+    CATALOGUE,
+    SENTENCE,
+    check_chat,
+    check_folder,
+    check_numbers,
+    find_weights,
+    perplexity,
+    split_digits,
+)
 from tests.tokenizing import CHAT_TEMPLATE
 
 SMOL = CATALOGUE["smollm2-135m"]

@@ -20,25 +20,25 @@ ALLOWED = {
     "locks": set(),
     "config_text": {"errors"},
     "method": {"settings", "samples"},
-    "buffer": {"errors", "settings", "samples", "locks"},
-    "algorithm": {"errors", "settings", "samples", "method", "buffer"},
+    "buffer": {"errors", "samples", "locks"},
+    "algorithm": {"errors", "samples", "method", "buffer"},
     "policy": {"errors", "settings", "samples", "method"},
     "rollout": {"errors", "settings", "samples", "policy"},
     "verify": {"errors", "samples"},
     "judging": {"samples", "rollout", "verify"},
-    "run": {"errors", "settings", "samples", "locks"},
+    "run": {"errors", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
     "view": {"config", "config_text", "errors", "method", "run", "buffer"},
-    "evaluate": {"errors", "settings", "samples", "rollout", "judging", "tasks", "run", "verify"},
+    "evaluate": {"errors", "samples", "rollout", "judging", "tasks", "run", "verify"},
     "models": {"config", "errors", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
-    # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
+    # Large settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
     "config": {
         *("settings", "config_text", "errors"),
-        *("method", "buffer", "policy", "rollout", "tasks", "evaluate", "run", "train"),
+        *("method", "policy", "rollout", "tasks"),
     },
     "train": {
-        *("config", "errors", "settings", "samples", "method", "buffer", "algorithm"),
+        *("config", "errors", "samples", "method", "buffer", "algorithm"),
         *("policy", "rollout", "judging", "verify", "tasks", "evaluate", "run"),
     },
     "probe": {
@@ -46,7 +46,7 @@ ALLOWED = {
         *("rollout", "verify", "judging", "tasks", "evaluate", "run", "train"),
     },
     "integrations": {
-        *("config", "errors", "samples", "method", "buffer", "algorithm", "tasks", "verify"),
+        *("config", "errors", "settings", "samples", "method", "buffer", "algorithm", "tasks", "verify"),
         *("policy", "run", "train"),  # to write down what another trainer did as r3's own loop does
     },
     "embedded": {"config", "models", "rollout", "tasks"},

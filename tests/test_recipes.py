@@ -1,6 +1,6 @@
 """Every recipe of the repository is a valid config.
 
-Covers r3.models.tiny.
+Covers r3.models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 
 from r3.config import load_config, validate
 from r3.errors import ConfigError
-from r3.models.tiny import Shape
+from r3.models import Shape
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

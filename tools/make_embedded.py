@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from r3.config import embedded_recipe
-from r3.models.tiny import Shape, character_tokenizer, untrained
+from r3.models import Shape, character_tokenizer, untrained
 from r3.rollout import Request, Sampling
 from r3.rollout.transformers import TransformersEngine
 from r3.tasks.arithmetic import Problem, draw_problem, judge, problem_set

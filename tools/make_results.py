@@ -21,12 +21,10 @@ from textwrap import fill
 from typing import Any
 
 from r3.compare.analysis import Comparison
-from r3.compare.figures import draw_bands, figures_of
 from r3.compare.plan import seed_list
 from r3.compare.records import Record, condense, read_records
-from r3.compare.report import markdown, markdown_table
-from r3.compare.tables import Table, percent, times
-from r3.compare.targets import targets_of
+from r3.compare.report import draw_bands, figures_of, markdown, markdown_table
+from r3.compare.tables import Table, percent, targets_of, times
 from r3.evaluate.passk import Estimate
 from tools import arena_page
 from tools.arena_page import canvas

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from r3.method.settings import MethodSettings
     from r3.method.step import step
     from r3.samples import Context, Group, Message, Query, Sample
-    from r3.train.callbacks import Callback
+    from r3.train import Callback
 
 _HOME = {
     "Algorithm": "r3.algorithm",
     "Asked": "r3.algorithm",
-    "Callback": "r3.train.callbacks",
+    "Callback": "r3.train",
     "Context": "r3.samples",
     "Group": "r3.samples",
     "Message": "r3.samples",

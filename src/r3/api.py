@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from r3.buffer import SampleBuffer
     from r3.config import Config
     from r3.policy.model import Policy
-    from r3.tasks import Task
-    from r3.tasks.given import AnyReward, GivenRewards
-    from r3.train.callbacks import AnyCallback
+    from r3.tasks import AnyReward, GivenRewards, Task
+    from r3.train import AnyCallback
     from r3.view.server import Viewer
 
 Rows = Iterable[Mapping[str, Any]]
@@ -82,7 +81,7 @@ class Run:
         stopped_by: str | None = None,
     ) -> None:
         """`rewards` as for `r3.train`: needed to evaluate a run whose rewards were objects that no module holds."""
-        from r3.tasks.given import given_rewards
+        from r3.tasks import given_rewards
 
         self.directory = Path(directory)
         self._given = given_rewards(rewards)
@@ -157,7 +156,7 @@ class Run:
             queries = task.heldout if dataset is None else task.train
             if not queries:
                 raise TaskError(f"{self.directory}: the run kept no problems apart (task.heldout=0); give it rows")
-            found = evaluate(
+            heldout = evaluate(
                 make_engine(config, policy),
                 task,
                 [(query, plain_prompt(query, policy.tokenizer)) for query in queries],
@@ -166,7 +165,7 @@ class Run:
                 samples=config.evaluate.samples if samples is None else samples,
                 seed=config.run.seed,
             )
-        return {key.removeprefix("heldout/"): value for key, value in found.metrics().items()}
+        return {key.removeprefix("heldout/"): value for key, value in heldout.metrics().items()}
 
     def view(self, *others: Run | str | Path, port: int | None = None) -> Viewer:
         """Serve the run's pages from this process, also while it goes on elsewhere; open the `url`, `close()` it."""
@@ -227,7 +226,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _given(rewards: Any, overrides: list[tuple[str, Any]]) -> GivenRewards:
     """The rewards that were given as objects; what settings can say of them joins the overrides."""
-    from r3.tasks.given import given_rewards
+    from r3.tasks import given_rewards
 
     if rewards is None:
         return given_rewards(())

@@ -16,19 +16,29 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from r3.buffer.settings import BufferSettings
 from r3.config_text import describe, explain, load_yaml
 from r3.errors import ConfigError
-from r3.evaluate.settings import EvaluateSettings
 from r3.method.presets import reset, reset_objective
 from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
-from r3.policy.settings import ModelSettings
+from r3.policy.settings import ModelSettings, OptimiserSettings
 from r3.rollout.settings import RolloutSettings
-from r3.run.settings import RunSettings
-from r3.settings import Settings
+from r3.settings import BufferSettings, EvaluateSettings, RunSettings, Settings
 from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
-from r3.train.settings import TrainSettings
+
+
+class TrainSettings(OptimiserSettings):
+    """The loop and the optimiser."""
+
+    queries_per_step: int = Field(16, ge=1, le=1_000_000)
+    """D_b: queries per step."""
+    epochs: int = Field(3, ge=1, le=1_000_000)
+    """Passes over the task, where train.steps does not say how long the run is."""
+    steps: int | None = Field(None, ge=1)
+    """Number of steps, in as many passes over the task as that takes; epochs is then ignored, like max_steps in TRL."""
+    tokens: int | None = Field(None, ge=1)
+    """Stop at the end of the step in which this many tokens are reached (reflection and resampling included)."""
+
 
 log = logging.getLogger(__name__)
 Tree = TypeVar("Tree", bound=BaseModel)

@@ -211,7 +211,7 @@ class Joins(NamedTuple):
     times: int
     """How often one of them joined a group."""
     logprobs: FloatArray | None
-    """Of its tokens under the prompt and the policy that first replayed it, where these were kept. [length]"""
+    """The log-prob of each token under the prompt and the policy that first replayed it, where kept. [length]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,7 @@ class Group:
     revisited: bool = False
     """Whether the query was asked before its turn (`revisit`)."""
     follows: int | None = None
-    """Of a group that was asked for after the first answers: the index in the step of the plain group it helps."""
+    """The plain group that this one helps, by its index in the step; None for a group of the first round."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", tuple(self.samples))

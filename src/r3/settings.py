@@ -1,11 +1,13 @@
-"""What every section of the settings tree shares; the sections themselves live in their rooms."""
+"""The base of all settings, and the sections of the rooms that have only one: buffer, run, evaluate. The others live in
+their rooms.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 MOST = 2**53
 """No whole number of a setting may be above this: what floats, torch and SQLite all hold exactly."""
@@ -55,3 +57,63 @@ class Switchable(Settings):
         if isinstance(given, str) and given.lower() in ("on", "off"):
             return {"enabled": given.lower() == "on"}
         return given
+
+
+class BufferSettings(Settings):
+    """The sample buffer S."""
+
+    per_query: int | None = Field(64, ge=1)
+    """Most living samples of one query; None for no limit."""
+    total: int | None = Field(1_000_000, ge=1)
+    """Most living samples in all; None for no limit."""
+    successes_from: str | None = None
+    """Directory of an earlier run of r3 train on the same problems with the same tokenizer: its right answers are
+    replayed where this run has too few of its own. It is only read; {seed} in it is this run's seed."""
+
+
+class RunSettings(Settings):
+    """The run directory and what is kept in it."""
+
+    dir: str = "runs/{method}-{task}-{seed}"
+    """Where the run is written; {method}, {task} and {seed} are filled in."""
+    seed: int = Field(0, ge=0)
+    """Seeds everything: data order, sampling, initialisation."""
+    checkpoint_every: int = Field(20, ge=1)
+    """Steps between two checkpoints; one is also written at the end and when the run is stopped."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many checkpoints are kept."""
+    rollouts_every: int = Field(1, ge=0)
+    """Save the rollouts of every n-th step; 0 for none."""
+    rollouts_groups: int = Field(8, ge=1)
+    """How many groups of a saved step keep their texts and per-token numbers; the others keep a summary."""
+    threads: int | None = Field(None, ge=1, le=4096)
+    """CPU threads for torch; None leaves torch's own choice."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: bool = False
+    """Log to Weights & Biases (needs r3-rl[wandb])."""
+    trackio: bool = False
+    """Log to trackio (needs r3-rl[trackio])."""
+    project: str = Field("r3", min_length=1)
+    """The project at W&B and trackio."""
+    name: str | None = Field(None, min_length=1)
+    """The run's name at W&B and trackio, by default its directory's name; {method}, {task} and {seed} are filled in."""
+    group: str | None = Field(None, min_length=1)
+    """The group of runs it belongs to at W&B and trackio, e.g. all seeds of one setting."""
+    tags: list[str] = Field(default_factory=list)
+    """Tags at W&B; trackio, which has no tags, keeps them in its config."""
+
+
+class EvaluateSettings(Settings):
+    """Held-out accuracy under the plain prompt, during and after training."""
+
+    every: int = Field(0, ge=0)
+    """Evaluate every n-th step; 0 only before and after."""
+    every_tokens: int = Field(0, ge=0)
+    """Evaluate each time this many more tokens have been generated in training; 0 to go by steps alone."""
+    samples: int = Field(1, ge=1, le=100_000)
+    """Answers to each held-out problem; with several, pass@1 is their mean and pass@k is reported for k = samples."""
+    max_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    """Longest held-out answer, e.g. more than in training, where the limit saves time; None: rollout.max_tokens."""
+    temperature: float = Field(1.0, ge=0, le=1e3)
+    """Sampling temperature of the evaluation; 0 is greedy."""

@@ -1,6 +1,6 @@
 """Eviction, settling and exact rewinds, against a model that keeps whole copies of its past.
 
-Covers r3.buffer.eviction, r3.buffer.totals.
+Covers r3.buffer.totals.
 """
 
 from __future__ import annotations

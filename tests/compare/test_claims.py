@@ -1,6 +1,6 @@
 """`r3 compare --claim`: made-up curves with a known truth give the verdict they deserve, through the real report.
 
-Covers r3.compare.verdicts, r3.compare.report.
+Covers r3.compare.tables, r3.compare.report.
 """
 
 from __future__ import annotations

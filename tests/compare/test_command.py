@@ -1,6 +1,6 @@
 """`r3 compare` from the command line: equal tokens, resuming, failing cells, and a report from the raw files alone.
 
-Covers r3.compare.runner, r3.compare.records, r3.compare.figures, r3.commands.compare.
+Covers r3.compare.runner, r3.compare.records, r3.compare.report, r3.commands.compare.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from r3.compare.records import condense, read_records
 from r3.compare.report import markdown
 from r3.compare.runner import held
 from r3.run import RunError
-from r3.view.columns import MetricsTail
+from r3.view.runs import MetricsTail
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
 
 TOKENS = 900

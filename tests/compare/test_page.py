@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from r3.cli import main
-from r3.compare.page import PAINTS
+from r3.compare.report import PAINTS
 from r3.evaluate.curves import COLOURS
 from tests.view.browser import Page, browser, page
 

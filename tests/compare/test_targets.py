@@ -9,8 +9,7 @@ from typing import Any
 
 from r3.compare.analysis import Comparison
 from r3.compare.records import BINS, SERIES, TOTALS, Record
-from r3.compare.tables import tables_of
-from r3.compare.targets import targets_of
+from r3.compare.tables import tables_of, targets_of
 
 BUDGET, STEPS = 10_000, 10
 

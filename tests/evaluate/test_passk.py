@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3.evaluate.intervals import wilson
-from r3.evaluate.passk import estimate, majority, pass_at_k
+from r3.evaluate.passk import estimate, majority, pass_at_k, wilson
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=9)
 

@@ -1,6 +1,6 @@
 """The log of responses survives being cut anywhere, and foreign responses find their problems.
 
-Covers r3.evaluate.saved.
+Covers r3.evaluate.responses.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from r3.errors import RunError, TaskError
-from r3.evaluate.responses import Judged, ResponseLog, read_judged, write_parquet
-from r3.evaluate.saved import SavedResponses
+from r3.evaluate.responses import Judged, ResponseLog, SavedResponses, read_judged, write_parquet
 from r3.samples import Query
 
 

@@ -1,6 +1,6 @@
 """An evaluation through any engine: every answer judged, kept, resumable at any answer, summed up in the same way.
 
-Covers r3.judging, r3.evaluate.results, r3.evaluate.curves, r3.evaluate.subset.
+Covers r3.judging, r3.evaluate.results, r3.evaluate.curves.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from r3.errors import RunError, TaskError
 from r3.evaluate.curves import curve_over_k, curve_over_limits, write_curves
 from r3.evaluate.passk import pass_at_k
 from r3.evaluate.responses import read_judged
-from r3.evaluate.results import Results, paper_table
+from r3.evaluate.results import Results, hard_subset, paper_table
 from r3.evaluate.run import Benchmark, evaluate_model
-from r3.evaluate.subset import hard_subset
 from r3.samples import Query
 from r3.verify.judge import PlainJudge, Verdict
 from tests.evaluate.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from r3.config import TrainSettings
 from r3.policy.attention import flash, layout_of, padded
 from r3.policy.model import Policy, enable_checkpointing
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
 from r3.policy.settings import ModelSettings
-from r3.train.settings import TrainSettings
 
 from .test_native_cuda import medium
 

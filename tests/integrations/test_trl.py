@@ -1,6 +1,6 @@
 """`R3Trainer.train()`, for real: one process and two, all three mechanisms, exact resume, and TRL's own when off.
 
-Covers r3.integrations.trl.trainer, r3.integrations.trl.ranked, r3.integrations.trl.layout, r3.integrations.trl.padding.
+Covers r3.integrations.trl.trainer, r3.integrations.trl.ranked, r3.integrations.trl.layout.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 import r3.integrations.trl as adapter
 from r3.buffer import SampleBuffer
 from r3.integrations.trl import R3Config, R3Trainer
-from r3.integrations.trl.layout import ExtraRow, lay_out
-from r3.integrations.trl.padding import importance, pad_rows
+from r3.integrations.trl.layout import ExtraRow, importance, lay_out, pad_rows
 from r3.method.mixed import StepResult
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings

@@ -1,6 +1,6 @@
 """DAPO's resampling inside TRL: `R3Trainer.train()` with `r3_method="dapo"`, in one process and in two.
 
-Covers r3.integrations.trl.resampling.
+Covers r3.integrations.trl.dataset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r3.integrations.trl import R3Trainer
-from r3.integrations.trl.resampling import FurtherRows, by_rank
+from r3.integrations.trl.dataset import FurtherRows, by_rank
 from tests.integrations import trl_tiny
 from tests.integrations.test_trl import Watching, everything, launch
 from tests.integrations.trl_tiny import logged, losses, make

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from r3.method.distill import token_advantages
-from r3.method.distill_settings import DistillSettings
-from r3.method.lessons import lessons_of
+from r3.method.distill import lessons_of, token_advantages
+from r3.method.mechanisms import DistillSettings
 from r3.method.objective import policy_loss
 from r3.method.settings import MethodSettings
 from r3.method.step import step

@@ -1,4 +1,4 @@
-"""POLARIS: copies of groups with variance in the place of those without; covers r3.method.filling."""
+"""POLARIS: copies of groups with variance in the place of those without; covers r3.method.mixed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import r3.method.step
-from r3.method.filling import times_counted
-from r3.method.mixed import MixedGroup
+from r3.method.mixed import MixedGroup, times_counted
 from r3.method.objective import policy_loss
 from r3.method.settings import MethodSettings, ResampleSettings
 from r3.method.step import step

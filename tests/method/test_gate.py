@@ -1,4 +1,4 @@
-"""`r3.method.gate`: ranking rewards are paid only while their order is seen to tell who finishes right."""
+"""`r3.method.ranking`: ranking rewards are paid only while their order is seen to tell who finishes right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
-from r3.method.gate import auc, predicts
+from r3.method.ranking import auc, predicts
 from r3.method.settings import MethodSettings, RankingSettings
 from r3.samples import Group, Sample
 from tests.method.makers import REFLECTION, make_group, make_sample

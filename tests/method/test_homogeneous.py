@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from r3.config import load_config
-from r3.method.homogeneous import lens_rewards
+from r3.method.advantage import lens_rewards
 from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
 from r3.method.step import step

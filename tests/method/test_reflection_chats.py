@@ -11,7 +11,7 @@ import pytest
 from r3.method.reflection import ReflectionPrompt, plain_prompt, reflect
 from r3.method.settings import ReflectionSettings
 from r3.samples import Query, Sample
-from r3.tasks.prompting import Prompting
+from r3.tasks.task import Prompting
 from tests.method.chat_templates import MARKS, THOUGHTS, tokenizer_of
 from tests.method.makers import make_sample
 

@@ -1,4 +1,4 @@
-"""Presets and overrides: what a person writes is what the method does."""
+"""Presets and overrides: what a person writes is what the method does. Covers r3.method.mechanisms."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Algorithm 1's inner part: what each method makes of the same groups.
 
-Covers r3.method.mixed, r3.method.weights, r3.method.counts.
+Covers r3.method.mixed.
 """
 
 from __future__ import annotations

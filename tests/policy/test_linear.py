@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from r3.policy import linear
-from r3.policy.linear import available, onednn
+from r3.policy import layers
+from r3.policy.layers import available, onednn
 from tests.rollout.models import build
 
 pytestmark = pytest.mark.skipif(not available(), reason="this torch has no oneDNN linear layer for this CPU")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="this torch has no oneDN
 
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "LEAST", 0)
+    monkeypatch.setattr(layers, "LEAST", 0)
 
 
 def gradients(layer: nn.Linear, x: Tensor, weights: Tensor) -> list[Tensor]:
@@ -64,12 +64,12 @@ def test_frozen_weights_get_no_gradient_and_inputs_still_do() -> None:
 @pytest.mark.usefixtures("every_size")
 def test_blocks_nest_and_leave_the_model_as_it_was() -> None:
     model = build("llama")
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    modules = [module for module in model.modules() if isinstance(module, nn.Linear)]
     with onednn(model):
         with onednn(model):
-            assert all("forward" in vars(layer) for layer in layers)
-        assert all("forward" in vars(layer) for layer in layers)
-    assert not any("forward" in vars(layer) for layer in layers)
+            assert all("forward" in vars(layer) for layer in modules)
+        assert all("forward" in vars(layer) for layer in modules)
+    assert not any("forward" in vars(layer) for layer in modules)
 
     def fail() -> None:
         with onednn(model):
@@ -77,18 +77,18 @@ def test_blocks_nest_and_leave_the_model_as_it_was() -> None:
 
     with pytest.raises(KeyError):
         fail()
-    assert not any("forward" in vars(layer) for layer in layers)
+    assert not any("forward" in vars(layer) for layer in modules)
 
 
 def test_other_types_and_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int, ...]] = []
-    product = linear._product
+    product = layers._product
 
     def watched(x: Tensor, *rest: Any) -> Tensor:
         used.append(tuple(x.shape))
         return product(x, *rest)
 
-    monkeypatch.setattr(linear, "_product", watched)
+    monkeypatch.setattr(layers, "_product", watched)
     big, half = nn.Linear(512, 512), nn.Linear(512, 512).bfloat16()
     with torch.no_grad(), onednn(nn.ModuleList([big, half])):
         small = torch.randn(1, 512)

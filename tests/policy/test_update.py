@@ -1,6 +1,6 @@
 """The packed update against an unpacked one: whole logits, one row at a time, the formulas spelt out.
 
-Covers r3.policy.update, r3.policy.attention, r3.policy.head, r3.policy.packing, r3.policy.optimiser.
+Covers r3.policy.update, r3.policy.attention, r3.policy.layers, r3.policy.packing, r3.policy.optimiser.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from transformers import (
 )
 
 from r3.cli import main
+from r3.config import TrainSettings
 from r3.errors import ConfigError
 from r3.method.mixed import WeightedSample
 from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
 from r3.policy.attention import packed
-from r3.policy.head import LOGITS
+from r3.policy.layers import LOGITS
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
 from r3.policy.settings import ModelSettings
 from r3.policy.update import Updater, token_batch
-from r3.train.settings import TrainSettings
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import overrides, save_model
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r3.method.ranking import dominance_scores, late_pairs, ordered_pairs, structure
-from r3.probe import estimates
+from r3.probe import findings
 from r3.probe.advice import LEAST_LIFT
 
 SIMULATIONS = 200
@@ -29,9 +29,9 @@ def test_chances_of_a_group_are_averages_over_all_ways_to_deal_the_answers(group
         none = sum(not any(first) for first in firsts) / len(deals)
         every = sum(all(first) for first in firsts) / len(deals)
         replay = sum(any(a) and not any(b) for a, b in zip(firsts, seconds, strict=True)) / len(deals)
-        assert estimates.none_right(right, group) == pytest.approx(none)
-        assert estimates.all_right(right, group) == pytest.approx(every)
-        assert estimates.to_replay(right, group) == pytest.approx(replay)
+        assert findings.none_right(right, group) == pytest.approx(none)
+        assert findings.all_right(right, group) == pytest.approx(every)
+        assert findings.to_replay(right, group) == pytest.approx(replay)
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), max_size=30))
@@ -67,7 +67,7 @@ def simulated(rate: float, spread: float, rng: np.random.Generator, tried: list[
     return list(rng.binomial(tried, rng.beta(rate * spread, (1 - rate) * spread, len(tried))))
 
 
-def coverage(intervals: list[estimates.Estimate], truth: float) -> float:
+def coverage(intervals: list[findings.Estimate], truth: float) -> float:
     return sum(interval.low <= truth <= interval.high for interval in intervals) / len(intervals)
 
 
@@ -77,7 +77,7 @@ TRIED = [16] * 30 + [8] * 20
 def test_intervals_hold_a_known_lift() -> None:
     rng = np.random.default_rng(0)
     pairs = [(simulated(0.3, 4, rng, TRIED), simulated(0.06, 4, rng, TRIED)) for _ in range(SIMULATIONS)]
-    ratios = [estimates.ratio(a, b, TRIED, seed=0) for a, b in pairs]
+    ratios = [findings.ratio(a, b, TRIED, seed=0) for a, b in pairs]
     assert coverage(ratios, 5.0) >= 0.9
     assert np.median([ratio.value for ratio in ratios]) == pytest.approx(5, rel=0.1)
 
@@ -89,14 +89,14 @@ def test_no_lift_is_seldom_taken_for_one() -> None:
     for _ in range(SIMULATIONS):
         chances = rng.beta(0.04, 1.96, len(TRIED))
         first, second = (list(rng.binomial(TRIED, chances)) for _ in range(2))
-        ratio = estimates.ratio(first, second, TRIED, seed=0)
+        ratio = findings.ratio(first, second, TRIED, seed=0)
         taken += ratio.low > 1 and ratio.value >= LEAST_LIFT
     assert taken <= 0.03 * SIMULATIONS
 
 
 def test_two_sides_that_were_never_right_say_nothing_of_their_ratio() -> None:
     never = [0] * 20
-    ratio = estimates.ratio(never, never, [16] * 20, seed=0)
+    ratio = findings.ratio(never, never, [16] * 20, seed=0)
     assert ratio.value == 1
     assert ratio.low < 0.05
     assert ratio.high > 20
@@ -110,7 +110,7 @@ def test_shares_hold_the_truth(queries: int, truth: float) -> None:
     for _ in range(SIMULATIONS):
         wholes = rng.integers(1, 20, queries)
         chances = rng.beta(truth * 6, (1 - truth) * 6, queries)
-        shares.append(estimates.share(list(rng.binomial(wholes, chances)), list(wholes)))
+        shares.append(findings.share(list(rng.binomial(wholes, chances)), list(wholes)))
     assert coverage([share for share in shares if share is not None], truth) >= 0.92
 
 
@@ -124,7 +124,7 @@ def test_an_order_that_is_noise_is_seldom_taken_for_information(answers: int) ->
         for _ in range(30):
             peaks, wholes = structure(list(rng.random((answers, 12))), peak_fraction=0.25)
             pairs.append(ordered_pairs(dominance_scores(peaks, wholes), rng.random(answers) < 0.3))
-        area = estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs])
+        area = findings.share([in_order for in_order, _ in pairs], [of for _, of in pairs])
         assert area is not None
         above, below = above + (area.low > 0.5), below + (area.high < 0.5)
     assert above <= 0.05 * SIMULATIONS
@@ -132,15 +132,15 @@ def test_an_order_that_is_noise_is_seldom_taken_for_information(answers: int) ->
 
 
 def test_shares_admit_too_few_queries() -> None:
-    assert estimates.share([], []) is None
-    assert estimates.share([0, 0], [0, 0]) is None
-    few = estimates.share([3, 3], [3, 3])
+    assert findings.share([], []) is None
+    assert findings.share([0, 0], [0, 0]) is None
+    few = findings.share([3, 3], [3, 3])
     assert few is not None
     assert (few.value, few.low, few.high) == (1.0, 0.0, 1.0)
-    uneven = estimates.share([500, *[0] * 11], [900, *[1] * 11])  # one query has nearly all of the pairs
+    uneven = findings.share([500, *[0] * 11], [900, *[1] * 11])  # one query has nearly all of the pairs
     assert uneven is not None
     assert (uneven.low, uneven.high) == (0.0, 1.0)
-    many = estimates.share([3] * 8, [3] * 8)
+    many = findings.share([3] * 8, [3] * 8)
     assert many is not None
     assert many.low < 0.8
     assert many.high == 1.0

@@ -1,6 +1,6 @@
 """`r3 probe` as a person meets it: against engines whose rates are known exactly, and against a real model.
 
-Covers r3.probe.draw, r3.probe.findings, r3.probe.terminal, r3.commands.probe.
+Covers r3.probe.draw, r3.probe.findings, r3.probe.advice, r3.commands.probe.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from r3.rollout import Request, Sampling
-from r3.rollout.grouped import GROUPED, grouped_attention
+from r3.rollout.causal_lm import GROUPED, grouped_attention
 from r3.rollout.transformers import TransformersEngine
 
 from .models import answers, build, requests_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.cache_utils import Cache
 
-from r3.rollout.kv_cache import ROOM, RowsOf, new_cache, regroup
+from r3.rollout.causal_lm import ROOM, RowsOf, new_cache, regroup
 
 LAYERS = 2
 

@@ -1,6 +1,6 @@
 """What the vLLM engines are made of, as far as it needs no vLLM; the engines themselves: make test-vllm.
 
-Covers r3.rollout.vllm.common, r3.rollout.vllm.weights, r3.rollout.vllm.serve.
+Covers r3.rollout.vllm, r3.rollout.vllm.weights, r3.rollout.vllm.serve.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from r3.cli import main
 from r3.rollout.settings import RolloutSettings
-from r3.rollout.vllm.common import check_version, cpu_cache_bytes
+from r3.rollout.vllm import check_version, cpu_cache_bytes
 from r3.rollout.vllm.servers import VllmServerEngine
 from r3.rollout.vllm.weights import Publisher, fetch, merged_weights
 from tests.train.tiny import overrides

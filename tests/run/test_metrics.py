@@ -1,6 +1,6 @@
 """metrics.jsonl: strict, stable lines; whole or not there; taken back to a step byte for byte.
 
-Covers r3.run.jsonl.
+Covers r3.run.disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r3.errors import RunError
-from r3.run.jsonl import decode_line, encode_line
+from r3.run.disk import decode_line, encode_line
 from r3.run.metrics import MetricsLog, read_metrics
 from tests.run.faults import SmallDisk, python
 

@@ -1,6 +1,6 @@
 """Tasks of code: what a row becomes, what is refused, and that little programs are what they say.
 
-Covers r3.tasks.code_tiny.
+Covers r3.tasks.code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from r3.cli import main
 from r3.errors import TaskError
 from r3.samples import Message
 from r3.tasks import load_task
-from r3.tasks.code import CodeTask
-from r3.tasks.code_tiny import TinyCodeTask
+from r3.tasks.code import CodeTask, TinyCodeTask
 from r3.tasks.files import FileTask
 from r3.tasks.settings import CodeSettings, FileSettings, TinyCodeSettings
 

@@ -27,7 +27,7 @@ from r3.tasks.datasets import (
     seeded_order,
     select,
 )
-from r3.tasks.prompting import INSTRUCTION, Prompting
+from r3.tasks.task import INSTRUCTION, Prompting
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = {"aime24": 30, "aime25": 30, "amc23": 40}

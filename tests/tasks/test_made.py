@@ -1,6 +1,6 @@
 """Made tasks for real models: graded sums and reasoning-gym's families, with their scorers and written procedures.
 
-Covers r3.tasks.graded, r3.tasks.gym, r3.tasks.solutions.
+Covers r3.tasks.arithmetic, r3.tasks.gym.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from r3.errors import ConfigError, TaskError
 from r3.samples import Query
 from r3.tasks import Task, load_task
 from r3.tasks.settings import GradedArithmeticSettings, ReasoningGymSettings
-from r3.tasks.written import written
+from r3.tasks.task import written
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "letter_counting": {"min_words": 3, "max_words": 6},  # strings

@@ -1,4 +1,7 @@
-"""What is made of a question: templates, system prompts, chats in a column, instructions where a box is judged."""
+"""What is made of a question: templates, system prompts, chats in a column, instructions where a box is judged.
+
+Covers r3.tasks.task.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from r3.errors import TaskError
 from r3.samples import Message
 from r3.tasks import load_task
 from r3.tasks.files import FileTask
-from r3.tasks.prompting import INSTRUCTION
 from r3.tasks.settings import FileSettings
+from r3.tasks.task import INSTRUCTION
 from tests.train.tiny import overrides
 
 CHAT = [

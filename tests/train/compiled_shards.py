@@ -8,8 +8,8 @@ from typing import Any
 import torch._dynamo
 
 from r3.cli import main
-from r3.policy.compiled import CompiledLayers
-from r3.policy.shard import ShardedPolicy
+from r3.policy.layers import CompiledLayers
+from r3.policy.world import ShardedPolicy
 
 whole = ShardedPolicy.__init__
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from r3.cli import main
+from r3.config import TrainSettings
 from r3.method.settings import ObjectiveSettings
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater
-from r3.train.settings import TrainSettings
 from tests.policy.test_update import policy_of
 from tests.train.test_bad_input import refused
 from tests.train.tiny import overrides, read_metrics

@@ -14,12 +14,12 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from r3.cli import main
-from r3.config import Config
+from r3.config import Config, TrainSettings
 from r3.errors import ConfigError
 from r3.method.mixed import WeightedSample
 from r3.method.objective import TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
-from r3.policy.compiled import CompiledLayers
+from r3.policy.layers import CompiledLayers
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.settings import ModelSettings
@@ -32,7 +32,6 @@ from r3.rollout.transformers import TransformersEngine
 from r3.samples import Sample
 from r3.train import build as building
 from r3.train.build import make_engine
-from r3.train.settings import TrainSettings
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import overrides, read_metrics, save_model
 

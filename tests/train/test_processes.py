@@ -1,6 +1,6 @@
 """`r3 train` in several processes, started as users start it: the same run as in one, whatever dies on the way.
 
-Covers r3.policy.shard, r3.policy.world.
+Covers r3.policy.world.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from r3.errors import RunError
 from r3.policy.update import Updater, UpdateReport
 from r3.run.directory import RunFiles
 from r3.run.rollouts import Rollouts
-from r3.train.token_texts import TokenTexts
+from r3.train.record import TokenTexts
 from tests.tokenizing import char_tokenizer, chat_tokenizer
 from tests.train.tiny import overrides
 

@@ -13,6 +13,7 @@ import torch
 
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
+from r3.config import TrainSettings
 from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
 from r3.policy.model import Policy
@@ -21,7 +22,6 @@ from r3.policy.packing import Trajectory
 from r3.policy.settings import ModelSettings
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Context, Group, Query, Sample
-from r3.train.settings import TrainSettings
 from tests.train.test_train import contents
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3, save_model
 

@@ -12,8 +12,7 @@ import pytest
 
 from r3.method.settings import MethodSettings
 from r3.samples import Group, Query
-from r3.train.revisits import Revisits
-from r3.train.stream import QueryStream
+from r3.train.stream import QueryStream, Revisits
 from tests.method.makers import make_group, make_sample
 from tests.train.test_train import contents
 from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3

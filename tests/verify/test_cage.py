@@ -1,6 +1,6 @@
 """The cage with real faults: hung, bloated, crashed and killed workers, dead parents, forks, threads and Ctrl-C.
 
-Covers r3.verify.forkserver, r3.verify.descendants.
+Covers r3.verify.forkserver.
 """
 
 from __future__ import annotations

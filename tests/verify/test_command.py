@@ -1,4 +1,4 @@
-"""`r3 verify`: lines in, lines out."""
+"""`r3 verify`: lines in, lines out. Covers r3.commands.verify."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from r3.commands.verify import judge_cases
 from r3.verify import VerifierError
-from r3.verify.command import run
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "prediction": r"so \boxed{4}", "gold": "4"},
@@ -30,7 +30,7 @@ def written(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize("batch", [1, 2, 256])
 def test_verdicts_come_in_order(tmp_path: Path, batch: int) -> None:
     out = io.StringIO()
-    counts = run(written(tmp_path, ROWS), out, batch=batch)
+    counts = judge_cases(written(tmp_path, ROWS), out, batch=batch)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(line["id"], line["correct"], line["reason"]) for line in lines] == [
         ("a", True, "match"),
@@ -45,13 +45,13 @@ def test_verdicts_come_in_order(tmp_path: Path, batch: int) -> None:
 
 def test_bare_answers_when_asked_for(tmp_path: Path) -> None:
     out = io.StringIO()
-    run(written(tmp_path, ROWS), out, bare=True)
+    judge_cases(written(tmp_path, ROWS), out, bare=True)
     assert [json.loads(line)["correct"] for line in out.getvalue().splitlines()] == [True, True, True, True, False]
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(ROWS[0]) + "\n"))
-    run("-")
+    judge_cases("-")
     assert json.loads(capsys.readouterr().out)["correct"] is True
 
 
@@ -60,9 +60,9 @@ def test_bad_lines_are_named(tmp_path: Path, text: str, fix: str) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(text)
     with pytest.raises(VerifierError, match=fix):
-        run(str(path), io.StringIO())
+        judge_cases(str(path), io.StringIO())
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(VerifierError, match="give a JSONL file"):
-        run("/no/such/file", io.StringIO())
+        judge_cases("/no/such/file", io.StringIO())

@@ -1,6 +1,6 @@
 """The fast path: exact, and wrong only when certain.
 
-Covers r3.verify.boxes, r3.verify.canonical, r3.verify.equality, r3.verify.numbers, r3.verify.outline, r3.verify.units.
+Covers r3.verify.maths, r3.verify.canonical, r3.verify.equality, r3.verify.quantities, r3.verify.outline.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3.verify import fast
-from r3.verify.boxes import boxed_answer
+from r3.verify import equality
 from r3.verify.canonical import canonical
-from r3.verify.numbers import read_number
+from r3.verify.maths import boxed_answer
+from r3.verify.quantities import read_number
 
 fractions = st.fractions(max_denominator=10**6)
 
@@ -22,8 +22,8 @@ fractions = st.fractions(max_denominator=10**6)
 def test_fractions_are_equal_exactly_when_they_are(one: Fraction, other: Fraction) -> None:
     sign = "-" if one < 0 else ""
     written = rf"{sign}\frac{{{abs(one.numerator)}}}{{{one.denominator}}}"
-    assert fast.decide(written, f"{other.numerator}/{other.denominator}") == (one == other)
-    assert fast.decide(written, f"{one.numerator}/{one.denominator}") is True
+    assert equality.decide(written, f"{other.numerator}/{other.denominator}") == (one == other)
+    assert equality.decide(written, f"{one.numerator}/{one.denominator}") is True
 
 
 @given(st.integers(min_value=0, max_value=10**40), st.integers(min_value=0, max_value=30))
@@ -38,19 +38,19 @@ def test_decimals_are_read_exactly(digits: int, places: int) -> None:
 @given(st.integers(min_value=1000, max_value=10**30))
 def test_thousands_separators_change_nothing(value: int) -> None:
     for separator in (",", "{,}", r",\!", r"{,}\!"):
-        assert fast.decide(str(value), f"{value:,}".replace(",", separator)) is True
+        assert equality.decide(str(value), f"{value:,}".replace(",", separator)) is True
 
 
 @given(st.text(max_size=300))
 def test_any_text_can_be_asked_about(text: str) -> None:
-    assert fast.decide(text, text) in (True, False, None)
-    assert fast.decide("5", text) in (True, False, None)
+    assert equality.decide(text, text) in (True, False, None)
+    assert equality.decide("5", text) in (True, False, None)
     boxed_answer(text)
 
 
 @given(st.text(alphabet=r"\{}()[],;=+-*/^_$%.0123456789 axfrctqspim&|<>!~", max_size=120))
 def test_latex_like_noise_can_be_asked_about(text: str) -> None:
-    assert fast.decide(text, "x^2+1") in (True, False, None)
+    assert equality.decide(text, "x^2+1") in (True, False, None)
     assert canonical(canonical(text)) is not None
 
 

@@ -1,6 +1,6 @@
 """Runs that are cut, empty, old, damaged or just beginning: something sensible is shown, and never a traceback.
 
-Covers r3.view.runs, r3.view.columns.
+Covers r3.view.runs.
 """
 
 from __future__ import annotations

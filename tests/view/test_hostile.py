@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from r3.run import RunFiles
-from r3.view.text import one_line, visible
+from r3.view.show import one_line, visible
 from tests.train.tiny import run_r3
 from tests.view.browser import Page, browser, page, visit
 from tests.view.conftest import Serve

@@ -1,6 +1,6 @@
 """Every page in a real Chromium, over a real run served by a real `r3 view`.
 
-Covers r3.view.api, r3.view.buffers, r3.view.queries, r3.commands.view.
+Covers r3.view.api, r3.view.pages, r3.view.queries, r3.commands.view.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `r3 probe` found, in the browser: alone, beside runs, in an export, and damaged.
 
-Covers r3.view.probes.
+Covers r3.view.pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from r3.view.api import Api
-from r3.view.probes import open_all
+from r3.view.pages import open_all
 from tests.train.tiny import overrides, run_r3
 from tests.view.browser import Page, browser, page, visit
 from tests.view.conftest import Serve

@@ -1,6 +1,6 @@
 """What a real run saves for the pages agrees with its buffer and with the method.
 
-Covers r3.view.answers, r3.view.steps.
+Covers r3.view.steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 
 from r3 import SampleBuffer
 from r3.run import RunFiles
-from r3.view.answers import group_view, peaks
 from r3.view.runs import open_runs
+from r3.view.steps import group_view, peaks
 
 
 def rows(run: Path) -> Iterator[dict[str, Any]]:

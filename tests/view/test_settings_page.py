@@ -1,6 +1,6 @@
 """The settings of a run: what config.yaml says, and what of it differs from the defaults.
 
-Covers r3.view.resolved.
+Covers r3.view.pages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A run of TRL's trainer with R³ in `r3 view`: its folder opens like one of r3's own.
 
-Covers r3.integrations.common.recorder.
+Covers r3.integrations.common.
 """
 
 from __future__ import annotations

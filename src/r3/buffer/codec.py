@@ -27,7 +27,7 @@ import numpy.typing as npt
 from r3.buffer.database import damaged
 from r3.samples import CONTEXT_KINDS, PLAIN, Context, FloatArray, IntArray, Sample
 
-# -------------------------------------------------------------------- rows
+# ------------------------------------------------------------------------ rows
 
 _INSERT_SAMPLE = f"INSERT INTO samples VALUES ({', '.join('?' * 16)})"
 _INSERT_ARRAYS = "INSERT INTO trajectories VALUES (?, ?)"
@@ -151,7 +151,7 @@ def _checksum(fields: tuple[Any, ...], arrays: bytes) -> int:
     return zlib.crc32(arrays, zlib.crc32(text.encode("utf-8", "surrogatepass")))
 
 
-# -------------------------------------------------------------------- arrays
+# ---------------------------------------------------------------------- arrays
 
 _HEADER = struct.Struct("<BxxxI")  # flags, length; 8 bytes keep what follows aligned
 _WIDE_TOKENS = 1

@@ -280,7 +280,7 @@ def _uri(path: str, options: str) -> str:
     return f"file:{quote(os.path.abspath(path))}?{options}"
 
 
-# -------------------------------------------------------------------- errors
+# ---------------------------------------------------------------------- errors
 
 
 class SampleBufferError(R3Error, RuntimeError):

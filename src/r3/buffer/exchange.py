@@ -51,7 +51,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 _UNBINDABLE = (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # Python 3.11 raises the one, 3.12 the other
 
 
-# -------------------------------------------------------------------- export
+# ---------------------------------------------------------------------- export
 
 
 def export(db: sqlite3.Connection, path: str, target: str) -> int:
@@ -159,7 +159,7 @@ def _write_parquet(part: str, _: bool, header: _Record, samples: Iterable[codec.
             writer.write_table(arrow.Table.from_pylist(batch, schema=described))
 
 
-# -------------------------------------------------------------------- import
+# ---------------------------------------------------------------------- import
 
 
 def import_(db: sqlite3.Connection, source: str) -> int:
@@ -298,7 +298,7 @@ def _check_header(source: str, header: Any) -> _Record:
     return header
 
 
-# -------------------------------------------------------------------- files
+# ----------------------------------------------------------------------- files
 
 
 def _by_suffix(path: str, jsonl: Callable[..., Any], parquet: Callable[..., Any]) -> Callable[..., Any]:

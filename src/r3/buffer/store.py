@@ -14,7 +14,7 @@ from typing import Self
 from r3.buffer import codec, counts, damage, database, exchange, notes, totals
 from r3.buffer.counts import Attempts, Contents, LedgerEntry, Overview, Reflected, Rewound, Stats
 from r3.buffer.database import SampleBufferError, damaged, explained
-from r3.buffer.eviction import evict
+from r3.buffer.totals import evict
 from r3.locks import FileLock
 from r3.samples import ContextKind, FloatArray, Joins, Sample
 
@@ -26,7 +26,7 @@ class SampleBuffer:
     process, while the writer writes, and each call sees a whole number of `add`s. `":memory:"` keeps all in memory. The
     path must be on a local disk: SQLite's log and its locks do not work over network file systems.
 
-    `per_query` and `total` limit the living samples (None: no limit); `r3.buffer.eviction` says which ones leave. The
+    `per_query` and `total` limit the living samples (None: no limit); `r3.buffer.totals` says which ones leave. The
     text of a response is not stored: its tokens are, and decode to it.
     """
 

@@ -2,6 +2,14 @@
 
 Beside them is a running digest, over the digest before and the checksum of every sample that the step stored. Two
 buffers with the same digest were filled with the same samples in the same order. It hashes 16 bytes per sample.
+
+`evict` says which samples leave when there are too many.
+
+One rule at two scopes: a query over `per_query`, then the whole buffer over `total`. **The more common outcome loses
+its oldest sample; at a tie, wrong before right.** Unverified samples count with the wrong ones. So a rare success is
+never pushed out by failures (nor a rare failure by successes), and what stays is recent.
+
+An evicted row is only marked, with the step that evicted it: a rewind before that step brings it back.
 """
 
 from __future__ import annotations
@@ -10,7 +18,7 @@ import hashlib
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from r3.samples import CONTEXT_KINDS, Sample
@@ -182,3 +190,58 @@ def disagreement(db: sqlite3.Connection) -> str | None:
     (queries,) = db.execute("SELECT COUNT(*) FROM queries").fetchone()
     known = said[-1].queries if said else 0
     return None if queries == known else f"{queries} queries are stored, the totals say {known}"
+
+
+# -------------------------------------------------------------------- eviction
+
+
+_Victim = tuple[int, int | None, int, int]  # id, outcome, truncated, length
+
+_QUERY_COUNTS = """
+SELECT TOTAL(outcome IS 1), COUNT(*) FROM samples INDEXED BY alive_by_query WHERE query = ? AND evicted_at IS NULL
+"""
+_OLDEST_OF_QUERY = """
+SELECT id, outcome, truncated, length FROM samples INDEXED BY alive_by_query
+WHERE query = ? AND evicted_at IS NULL AND (outcome IS 1) = ? ORDER BY id LIMIT ?
+"""
+_OLDEST = """
+SELECT id, outcome, truncated, length FROM samples INDEXED BY alive_by_age
+WHERE evicted_at IS NULL AND (outcome IS 1) = ? ORDER BY id LIMIT ?
+"""
+
+
+def evict(
+    db: sqlite3.Connection, totals: Totals, queries: Iterable[int], per_query: int | None, total: int | None
+) -> Totals:
+    """Bring the given queries, then the whole buffer, down to their limits. Returns the totals afterwards."""
+    if per_query is not None:
+        for query in queries:
+            solved, alive = db.execute(_QUERY_COUNTS, (query,)).fetchone()
+            right, wrong = shares(int(solved), alive - int(solved), alive - per_query)
+            victims = db.execute(_OLDEST_OF_QUERY, (query, 1, right)).fetchall()
+            victims += db.execute(_OLDEST_OF_QUERY, (query, 0, wrong)).fetchall()
+            totals = _mark(db, totals, victims)
+    if total is not None:
+        right, wrong = shares(totals.solved, totals.failed + totals.unverified, totals.alive - total)
+        victims = db.execute(_OLDEST, (1, right)).fetchall() + db.execute(_OLDEST, (0, wrong)).fetchall()
+        totals = _mark(db, totals, victims)
+    return totals
+
+
+def shares(right: int, wrong: int, excess: int) -> tuple[int, int]:
+    """How many right and how many wrong samples go when `excess` go one by one, each from the more common outcome.
+
+    >>> shares(right=1, wrong=10, excess=5), shares(right=3, wrong=5, excess=5), shares(right=9, wrong=2, excess=1)
+    ((0, 5), (1, 4), (1, 0))
+    """
+    if excess <= 0:
+        return 0, 0
+    lead = min(excess, abs(right - wrong))
+    rest = excess - lead  # then they are level, and go in turn, wrong first
+    from_right, from_wrong = rest // 2, rest - rest // 2
+    return (from_right + lead, from_wrong) if right > wrong else (from_right, from_wrong + lead)
+
+
+def _mark(db: sqlite3.Connection, totals: Totals, victims: list[_Victim]) -> Totals:
+    db.executemany("UPDATE samples SET evicted_at = ? WHERE id = ?", [(totals.step, victim[0]) for victim in victims])
+    return totals.minus([victim[1:] for victim in victims])

@@ -83,7 +83,7 @@ def _engines() -> list[tuple[str, str]]:
     import torch
 
     from r3.rollout.native.cpu.compiler import library
-    from r3.rollout.vllm.common import check_version, installed_version
+    from r3.rollout.vllm import check_version, installed_version
 
     try:
         check_version(installed_version())

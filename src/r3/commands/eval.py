@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None and arguments.responses is None:
         raise TaskError("r3 eval needs a MODEL to draw answers from, or --responses FILE to judge")
     if arguments.responses is None and arguments.k and max(arguments.k) > arguments.samples:
-        raise TaskError(f"--k {max(arguments.k)} needs as many answers a problem: raise --samples to that")
+        raise TaskError(f"--k {max(arguments.k)} needs as many answers per problem: raise --samples to that")
     trained = open_run(arguments) if arguments.responses is None else None
     _fill_in(arguments, trained)
     if _curves_wanted(arguments):
@@ -135,10 +135,10 @@ def _write_side_by_side(folder: Path) -> None:
     from r3.evaluate.results import paper_table
     from r3.run.disk import write_atomically
 
-    found = [json.loads(path.read_bytes()) for path in sorted(folder.glob("step-*/results.json"))]
-    table = paper_table(found)
+    results = [json.loads(path.read_bytes()) for path in sorted(folder.glob("step-*/results.json"))]
+    table = paper_table(results)
     write_atomically(folder / "results.md", f"{table}\n".encode())
-    if len(found) > 1:
+    if len(results) > 1:
         print(f"\n{table}\n\nside by side: {folder / 'results.md'}")
 
 
@@ -201,8 +201,8 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
 
 def _scored(arguments: argparse.Namespace, out: Path, stack: ExitStack) -> Results:
     """Answers from a file."""
+    from r3.evaluate.responses import SavedResponses
     from r3.evaluate.run import score_responses
-    from r3.evaluate.saved import SavedResponses
 
     benchmarks = benchmarks_of(arguments, prompting_of(arguments, None, None), stack)
     tasks = {benchmark.name: benchmark.queries for benchmark in benchmarks}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from r3.config import Config
     from r3.evaluate.run import Benchmark
     from r3.samples import Query
-    from r3.tasks.prompting import Prompting
+    from r3.tasks.task import Prompting
     from r3.verify import Judge
 
 PAPER_TASKS = "aime24,math500,amc23,minerva,olympiadbench"
@@ -93,8 +93,8 @@ def _changed(task: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str
 def prompting_of(arguments: argparse.Namespace, tokenizer: Any, run: TrainedRun | None) -> Prompting:
     """How sets and files are put to the model; a run's system prompt and chat options hold for them too."""
     from r3.errors import ConfigError
-    from r3.tasks.prompting import INSTRUCTION, Prompting
     from r3.tasks.settings import PromptedSettings
+    from r3.tasks.task import INSTRUCTION, Prompting
 
     task = run.config.task if run is not None else None
     known = task.prompting if isinstance(task, PromptedSettings) else Prompting()
@@ -137,20 +137,20 @@ def benchmarks_of(
 ) -> list[Benchmark]:
     """The tasks of the command line, cut down to the hard subset and the limit."""
     from r3.errors import TaskError
+    from r3.evaluate.results import check_fresh, chosen, hard_subset
     from r3.evaluate.run import Benchmark
-    from r3.evaluate.subset import check_fresh, chosen, hard_subset
     from r3.tasks.datasets import CODE, SETS, Columns, load_file, load_set
 
     columns = Columns(question=arguments.question_column or "problem", answer=arguments.answer_column or "answer")
-    found: list[Benchmark] = []
+    benchmarks: list[Benchmark] = []
     judge: Judge | None = None
     code_judge: Judge | None = None
     for name in arguments.tasks:
         if name == EMBEDDED_TASK:
-            found.append(_embedded_benchmark())
+            benchmarks.append(_embedded_benchmark())
             continue
         if name == OWN_TASK and run is not None:
-            found.append(_task_of(run, stack))
+            benchmarks.append(_task_of(run, stack))
             continue
         if name not in SETS and not Path(name).suffix:
             own = "" if run is None else f", {OWN_TASK} (the run's own)"
@@ -158,7 +158,7 @@ def benchmarks_of(
         title = SETS[name].title if name in SETS else Path(name).stem
         if name in CODE or arguments.judge == "code":
             code_judge = code_judge or _closed_by(stack, _code_judge(arguments.sandbox))
-            found.append(Benchmark(name, title, _code(name, arguments, prompting), code_judge, extract=_no_vote))
+            benchmarks.append(Benchmark(name, title, _code(name, arguments, prompting), code_judge, extract=_no_vote))
             continue
         judge = judge or _closed_by(stack, _judge(arguments.judge or "math"))
         queries = (
@@ -166,14 +166,16 @@ def benchmarks_of(
             if name in SETS
             else load_file(Path(name), columns=columns, prompting=prompting)
         )
-        found.append(Benchmark(name, title, queries, judge))
+        benchmarks.append(Benchmark(name, title, queries, judge))
     if arguments.hard_subset_from is not None:
         source = arguments.hard_subset_from
         if arguments.responses is None:
             check_fresh(source, arguments.model, arguments.seed)
         hard = chosen(hard_subset(source, arguments.hard_at_most), arguments.tasks, source)
-        found = [_only(mark, [query for query in mark.queries if query.id in hard[mark.name]]) for mark in found]
-    return [_only(mark, mark.queries[: arguments.limit]) for mark in found]
+        benchmarks = [
+            _only(mark, [query for query in mark.queries if query.id in hard[mark.name]]) for mark in benchmarks
+        ]
+    return [_only(mark, mark.queries[: arguments.limit]) for mark in benchmarks]
 
 
 def _closed_by(stack: ExitStack, judge: Judge) -> Judge:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from r3.models.fetch import CATALOGUE
+    from r3.models import CATALOGUE
 
     for name, model in CATALOGUE.items():
         print(f"{name}  {model.title}; {model.licence}; in the package {model.package} {model.version}")
@@ -44,14 +44,14 @@ def _list(arguments: argparse.Namespace) -> int:
 def _fetch(arguments: argparse.Namespace) -> int:
     import tempfile
 
-    from r3.models.fetch import find_weights, published
+    from r3.models import find_weights, published
 
     model = published(arguments.name)
     folder = _new_folder(arguments)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".r3-fetch-") as scratch:
         weights, where = find_weights(model, arguments.source, Path(scratch))
         print(f"weights    {where}: SHA-256 as published", flush=True)
-        from r3.models.convert import convert
+        from r3.models import convert
 
         prepared = Path(scratch) / "folder"
         checks = convert(weights, prepared, digits=model.digits)
@@ -71,7 +71,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
     from transformers.utils import logging
 
-    from r3.models.tiny import Shape, character_tokenizer, untrained
+    from r3.models import Shape, character_tokenizer, untrained
 
     logging.disable_progress_bar()  # for a file of 2.7 MB
     folder = _new_folder(arguments)
@@ -89,7 +89,7 @@ def _make(arguments: argparse.Namespace) -> int:
 def _merge(arguments: argparse.Namespace) -> int:
     import tempfile
 
-    from r3.models.merge import merge
+    from r3.models import merge
 
     folder = _new_folder(arguments)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".r3-merge-") as scratch:

@@ -67,10 +67,9 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
     from rich.console import Console
 
     from r3 import __version__
-    from r3.probe.advice import advise, laid_over, settings
+    from r3.probe.advice import advise, laid_over, settings, show, snippet
     from r3.probe.draw import draw
     from r3.probe.findings import as_dict, measure
-    from r3.probe.terminal import show, snippet
     from r3.run.disk import write_atomically
     from r3.train.build import build
     from r3.train.step_metrics import peak_memory_gb

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from r3.view.probes import ViewedProbe
+    from r3.view.pages import ViewedProbe
     from r3.view.runs import ViewedRun
 
 EPILOG = """\
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve or export; returns the exit code."""
-    from r3.view.probes import open_all
+    from r3.view.pages import open_all
 
     runs, probes = open_all(arguments.runs)
     if arguments.export is not None:

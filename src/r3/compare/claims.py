@@ -5,7 +5,7 @@
     r3 < grpo in tokens        r3 reaches grpo's final pass@1 with fewer tokens than grpo itself
     r3 < 0.7 grpo in tokens    … with less than 0.7 times as many
 
-This is how a claim is written and kept in the plan; `verdicts` judges it.
+This is how a claim is written and kept in the plan; `tables` has the verdicts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The report's tables, as plain text cells that Markdown and HTML both print."""
+"""The report's tables, as plain text cells that Markdown and HTML both print.
+
+`judged_claims` has the verdicts on the claims in a comparison's plan: a claim is supported where the whole interval
+lies on its side, contradicted where all of it lies on the other side, and open in between. `targets_of` has the claims
+that this project set itself before the runs, beside what a comparison measured.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from r3.compare.analysis import Comparison
+from r3.compare.claims import Claim, parse
 from r3.compare.plan import seed_list
+from r3.compare.statistics import mean_interval
 from r3.evaluate.passk import Estimate
 
 
@@ -221,3 +228,129 @@ def _looked_at(c: Comparison) -> Table:
         f"Told for completeness, evidence for nothing: methods were tuned on these seeds. Intervals {_over(c)}."
         + _masked(c),
     )
+
+
+# ----------------------------------------------------------- verdicts on claims
+
+
+def claims_table(comparison: Comparison) -> Table | None:
+    """The table of claims and verdicts; None without claims."""
+    judged = judged_claims(comparison)
+    if not judged:
+        return None
+    return Table(
+        "What was claimed, and what was measured",
+        ["claim", "measured", "the interval", "said"],
+        [[claim["claim"], claim["measured"], claim["verdict"], claim["said"]] for claim in judged],
+        "Of pass@1 and pass@k the difference of the final values, in percentage points; of tokens those to the other "
+        "method's final pass@1, as a share of its own. Supported: the whole 95 % interval lies on the claim's side; "
+        "contradicted: all of it on the other side; open: neither. It is not corrected for the number of claims.",
+    )
+
+
+def judged_claims(comparison: Comparison) -> list[dict[str, str]]:
+    """Every claim of the plan with what was measured and the verdict, in words."""
+    c = comparison
+    judged = []
+    for said in c.plan.get("claims", []):
+        claim = parse(said["claim"], list(c.plan["variants"]), c.k)
+        when = "before the runs" if said["before"] else "after results were there"
+        measured, verdict = _measured(c, claim)
+        judged.append({"claim": claim.text, "measured": measured, "verdict": verdict, "said": when})
+    return judged
+
+
+def _measured(c: Comparison, claim: Claim) -> tuple[str, str]:
+    there = claim.ours in c.names and claim.theirs in c.names and bool(c.shared_seeds(claim.ours, claim.theirs))
+    if not there:
+        return "–", "not measured yet"
+    if claim.metric == "tokens":
+        estimate, bound = c.token_ratio(claim.ours, claim.theirs).ratio, claim.factor
+        measured = times(estimate)
+    else:
+        estimate, bound = c.test(claim.ours, claim.theirs, claim.metric).difference, 0.0
+        measured = percent(estimate)
+    return measured, "no fresh seeds: no evidence" if c.exploratory else verdict(estimate, bound, more=claim.more)
+
+
+def verdict(estimate: Estimate, bound: float, *, more: bool) -> str:
+    """Whether the interval supports that the value is above the bound (`more`), or below it.
+
+    >>> [verdict(Estimate(0.5, low, high), 1.0, more=False) for low, high in [(0.4, 0.9), (0.4, 1.2), (1.1, 1.2)]]
+    ['supported', 'open', 'contradicted']
+    """
+    if math.isnan(estimate.value):
+        return "not measurable"  # the other method never rose to the level
+    if math.isnan(estimate.low) or math.isnan(estimate.high):
+        return "no interval: run more seeds"
+    above, below = estimate.low > bound, estimate.high < bound
+    if above or below:
+        return "supported" if above == more else "contradicted"
+    return "open"
+
+
+# ---------------------------------------------------- this project's own claims
+
+
+TOKENS = {"grpo": 0.5, "dapo": 0.7}
+"""Claim: R³ reaches their final pass@1 with at most this share of their tokens, and the interval excludes 1."""
+SOLVE_NONE = 0.5
+"""Claim: at the end, R³'s share of solve-none groups is at most this much of GRPO's."""
+ABLATIONS = ("r3-no-replay", "r3-no-reflection", "r3-no-ranking")
+
+
+def targets_of(comparison: Comparison) -> Table | None:
+    """The table of claims; None if the comparison has no R³ or no fresh seeds."""
+    c = comparison
+    if "r3" not in c.names or c.exploratory:
+        return None
+    rows = [_token_target(c, name, share) for name, share in TOKENS.items() if _paired(c, name)]
+    if _paired(c, "grpo"):
+        rows.append(_solve_none(c))
+    rows.append(_kept(c))
+    rows += [_ablation(c, name) for name in ABLATIONS if _paired(c, name)]
+    return Table(
+        "What was to be shown, and what was",
+        ["claim", "measured", "shown?"],
+        rows,
+        "On the fresh seeds alone. The claims were set before the runs. 'Shown' asks for the number and for an "
+        "interval that excludes no difference; 'number only' is the number alone.",
+    )
+
+
+def _paired(c: Comparison, name: str) -> bool:
+    return name in c.names and bool(c.shared_seeds("r3", name))
+
+
+def _verdict(number: bool, interval: bool) -> str:
+    return "shown" if number and interval else "number only" if number else "not shown"
+
+
+def _token_target(c: Comparison, name: str, share: float) -> list[str]:
+    ratio = c.token_ratio("r3", name).ratio
+    shown = _verdict(ratio.value <= share, ratio.high < 1)
+    shown += " (not of DAPO as published)" if c.masked(name) else ""
+    return [f"R³ reaches {c.label(name)}'s final pass@1 with at most {share}× its tokens", times(ratio), shown]
+
+
+def _solve_none(c: Comparison) -> list[str]:
+    ours, theirs = (c.edge(name, "solve_none", last=True).value for name in ("r3", "grpo"))
+    ratio = ours / theirs if theirs > 0 else math.nan
+    text = f"{100 * ours:.1f} % against {100 * theirs:.1f} % ({ratio:.2f}×)"
+    claim = f"solve-none groups at the end at most {SOLVE_NONE}× of grpo's"
+    return [claim, text, "number only" if ratio <= SOLVE_NONE else "not shown"]
+
+
+def _kept(c: Comparison) -> list[str]:
+    """pass@k after training against before, seed by seed: a policy that only sharpens would lose some of it."""
+    metric = c.metrics[-1]
+    curves = c.curves("r3", metric)
+    change = mean_interval(curves[:, :, -1] - curves[:, :, 0])
+    claim = f"held-out {metric} not lower than at the start (points)"
+    return [claim, percent(change), _verdict(change.value >= 0, change.low > 0)]
+
+
+def _ablation(c: Comparison, name: str) -> list[str]:
+    lost = c.test("r3", name, "pass@1").difference
+    claim = f"{name} loses final pass@1 against R³ (points lost)"
+    return [claim, percent(lost), _verdict(lost.value > 0, lost.low > 0)]

@@ -28,7 +28,7 @@ class Curve:
     """One figure: a line for each benchmark, and one over the problems of all."""
 
     name: str
-    """Of the files."""
+    """Formats of the files."""
     across: str
     up: str
     lines: Mapping[str, Mapping[int, Estimate]]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r3.evaluate.intervals import wilson
-from r3.evaluate.passk import estimate, pass_at_k
+from r3.evaluate.passk import estimate, pass_at_k, wilson
 from r3.judging import Answer, drawn, judge_all
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.samples import IntArray, Query
@@ -16,12 +15,12 @@ from r3.tasks.task import Task
 from r3.verify.judge import Verdict
 
 RESAMPLES = 1_000
-"""Of the interval over problems: an evaluation during training is one of many."""
+"""Draws for the interval over problems; few, since an evaluation during training is one of many."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What an evaluation found."""
+    """What an evaluation metrics."""
 
     right: Sequence[int]
     """Right answers to each problem."""
@@ -30,7 +29,7 @@ class HeldOut:
     truncated: float
     mean_tokens: float
     rewards: Mapping[str, float]
-    """Of several reward functions: the mean of what each gave, weighted, over all answers."""
+    """What each of several reward functions gave, weighted: the mean over all answers, by name."""
 
     @property
     def total(self) -> int:
@@ -38,15 +37,15 @@ class HeldOut:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of pass@1. Several answers to one problem are alike: then it is problems that are drawn again."""
+        """The interval of pass@1; with several answers to a problem, which are alike, problems are drawn again."""
         if self.samples == 1:
             return wilson(sum(self.right), self.total)
-        found = estimate([right / self.samples for right in self.right], seed=0, resamples=RESAMPLES)
-        return found.low, found.high
+        mean = estimate([right / self.samples for right in self.right], seed=0, resamples=RESAMPLES)
+        return mean.low, mean.high
 
     def metrics(self) -> dict[str, Any]:
         low, high = self.interval
-        found: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "heldout/accuracy": sum(self.right) / self.total,
             "heldout/right": sum(self.right),
             "heldout/right_each": list(self.right),
@@ -60,8 +59,8 @@ class HeldOut:
         if self.samples > 1:
             k = self.samples
             passed = sum(pass_at_k(k, right, k) for right in self.right) / len(self.right)
-            found |= {"heldout/samples": k, f"heldout/pass@{k}": passed}
-        return found
+            metrics |= {"heldout/samples": k, f"heldout/pass@{k}": passed}
+        return metrics
 
 
 def evaluate(

@@ -7,7 +7,7 @@ problems already carry the noise of their n answers, so both sources are in the 
 BCa rather than the plain percentile interval, because a benchmark of thirty problems that are mostly too hard (or too
 easy) has a skewed mean; and BCa with its tails widened for few problems (as Student's t widens the normal's), because
 the bootstrap's variance is short by (P − 1)/P and its tails are too thin. Coverage of the 95 % interval on the same
-1,500 simulated benchmarks (± 0.6), difficulties Beta(a, b), 16 answers a problem, percentile → BCa → widened BCa, and
+1,500 simulated benchmarks (± 0.6), difficulties Beta(a, b), 16 answers per problem, percentile → BCa → widened BCa, and
 in the last column that of this file's function on 3,000 and more others (± 0.4):
 
     30 problems, Beta(0.3, 0.7)   93.9 → 95.2 → 96.3 %    95.8 %
@@ -30,7 +30,41 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from r3.evaluate.intervals import wilson
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """`right` of `total` answers, one to a problem."""
+
+    right: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.total if self.total else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.right, self.total)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.right}/{self.total} = {self.share:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def wilson(right: float, total: float, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval for a proportion: sound at 0, at 1 and for small counts, where ± 2σ is not.
+
+    >>> [round(x, 4) for x in wilson(0, 10)], [round(x, 4) for x in wilson(50, 100)]
+    ([0.0, 0.2775], [0.4038, 0.5962])
+    """
+    if total == 0:
+        return 0.0, 1.0
+    share = right / total
+    centre = share + z * z / (2 * total)
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
 
 Scores = npt.NDArray[np.float64]
 RESAMPLES = 5_000
@@ -103,7 +137,7 @@ def estimate(*benchmarks: Sequence[float], seed: int, level: float = 0.95, resam
 
 
 def _resampled(scores: Scores, resamples: int, rng: np.random.Generator) -> Scores:
-    """Means of so many samples of the problems, drawn with putting back; a bounded number of draws at a time."""
+    """Means of samples of the problems, drawn with putting back; a bounded number of draws at a time."""
     at_once = max(1, _CHUNK // scores.size)
     parts = [
         scores[rng.integers(0, scores.size, (min(at_once, resamples - first), scores.size))].mean(axis=1)

@@ -31,8 +31,8 @@ from r3.rollout.protocol import Engine, Request, Sampling
 from r3.run.directory import lock_run
 from r3.run.disk import write_atomically, write_failed
 from r3.samples import IntArray, Query
-from r3.verify.boxes import boxed_answer
 from r3.verify.judge import Judge, Verdict
+from r3.verify.maths import boxed_answer
 
 Progress = Callable[[int, int | None], None]
 """Told how many answers are in, and how many there will be (None: not known)."""
@@ -40,7 +40,7 @@ Progress = Callable[[int, int | None], None]
 BACKLOG = 256
 """Most answers that wait for one, before no more are drawn."""
 BATCH, SECONDS = 64, 5.0
-"""Verdicts are written when so many are in, or after so long."""
+"""Verdicts are written when this many are in, or after this many seconds."""
 
 
 def boxed_vote(text: str) -> str | None:

@@ -12,22 +12,76 @@ SDPO lacks and which is what an all-wrong group can be taught by; else what the 
 (`feedback`). An answer with none of these leaves the loss and its denominators, unless the weight leaves it a rest.
 
 Departures from the source:
-- The teacher is the live policy at the start of the step; theirs is a moving average (0.05 a step).
+- The teacher is the live policy at the start of the step; theirs is a moving average (0.05 per step).
 - Only the sampled tokens are compared, α = 1; theirs are the student's top 100 with a rest, α = 0.5.
 - log S is that of the policy that drew the answer: not the current one with several updates per batch or `ahead`.
 - A truncated or wrong answer is taught like a right one, and so is one to a group that is all right, as in theirs.
+
+`lessons_of` says which answer is taught by what, under which prompt; `distilled` turns the teacher's log-probs into
+advantages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from r3.method.distill_settings import DistillSettings
+from r3.method.mechanisms import DistillSettings
 from r3.method.mixed import Member, MixedGroup
-from r3.samples import FloatArray
+from r3.method.reflection import Tokenizer, reflection_prompt
+from r3.method.settings import ReflectionSettings
+from r3.samples import FloatArray, Group, IntArray, Sample
+
+Shown = Literal["success", "history", "feedback"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """An answer whose tokens the teacher is to score, and the prompt that it does it under."""
+
+    group: int
+    member: int
+    prompt: IntArray
+    shown: Shown
+    """Another success of the group, a past one, or the verifier's word."""
+
+
+def lessons_of(
+    number: int, group: Group, past: Sequence[Sample], tokenizer: Tokenizer, settings: DistillSettings
+) -> list[Lesson]:
+    """The lessons of a plain group; answers for which nothing can be shown, or not within the budget, get none."""
+    lessons = []
+    for member in range(len(group)):
+        choice = _shown(group, member, past, tokenizer, settings)
+        if choice is None:
+            continue
+        tokens, shown = choice
+        template = settings.feedback_template if shown == "feedback" else settings.template
+        whole = "all" if shown == "feedback" else settings.show
+        options = {"template": template, "show": whole, "max_prompt_tokens": settings.max_prompt_tokens}
+        prompt = reflection_prompt(group.query, tokens, tokenizer, ReflectionSettings.model_validate(options))
+        if prompt is not None:
+            lessons.append(Lesson(number, member, prompt, shown))
+    return lessons
+
+
+def _shown(
+    group: Group, member: int, past: Sequence[Sample], tokenizer: Tokenizer, settings: DistillSettings
+) -> tuple[list[int], Shown] | None:
+    """What the teacher sees: never the answer that it is to score."""
+    for other, sample in enumerate(group.samples):
+        if sample.outcome and other != member:
+            return sample.tokens.tolist(), "success"
+    if settings.history and past:
+        return past[0].tokens.tolist(), "history"
+    said = group.samples[member].feedback.strip()
+    if settings.feedback and said and not group.samples[member].outcome:
+        return list(tokenizer.encode(said, add_special_tokens=False)), "feedback"
+    return None
+
 
 Teacher = Mapping[tuple[int, int], FloatArray]
 """log T of each token, by group and member."""
@@ -56,8 +110,8 @@ def distilled(groups: Sequence[MixedGroup], teacher: Teacher, settings: DistillS
 def _taught(member: Member, teacher: FloatArray | None, settings: DistillSettings) -> Member:
     if teacher is None:
         return replace(member, left_out=True, advantage=0.0) if settings.weight == 1 else _scaled(member, settings)
-    own = _scaled(member, settings)
-    rest = own.advantage if own.token_advantages is None else own.token_advantages
+    scaled = _scaled(member, settings)
+    rest = scaled.advantage if scaled.token_advantages is None else scaled.token_advantages
     mixed = settings.weight * token_advantages(teacher, member.sample.logprobs, settings.clip) + rest
     return replace(member, advantage=float(mixed.mean()), token_advantages=mixed.astype(np.float32))
 

@@ -113,7 +113,7 @@ def has_lift(after: tuple[int, int], plain: tuple[int, int], settings: Reflectio
 
 
 def in_vain(tried: int, solved: int, settings: ReflectionSettings) -> bool:
-    """Whether a query, with so many reflection answers so far and so many of them right, is to be left alone.
+    """Whether a query with these counts of reflection answers and right ones is to be left alone.
 
     >>> settings = ReflectionSettings(give_up_after=16)
     >>> in_vain(15, 0, settings), in_vain(16, 0, settings), in_vain(64, 1, settings)

@@ -68,7 +68,7 @@ class Seen:
     """What is known of a query that was asked."""
 
     right: int
-    """Right answers when it was last asked, of so many."""
+    """Right answers when it was last asked, and how many answers there were."""
     of: int
     ready: int
     """The first step in which it may be asked again."""
@@ -101,7 +101,7 @@ def choose(
     rng: np.random.Generator,
     leave_out: Collection[str] = (),
 ) -> list[str]:
-    """At most so many queries to ask again, no two alike.
+    """The queries to ask again, at most this many and no two alike.
 
     >>> seen = {f"{right}/8": Seen(right, 8, ready=0) for right in (2, 4, 5, 6)}
     >>> choose(seen, 4, RevisitSettings(min_rate=0.24, max_rate=0.7), step=1, rng=np.random.default_rng(0))

@@ -44,7 +44,7 @@ def reward_parts(
 
 
 def overlong(length: int, settings: OverlongSettings, limit: int) -> float:
-    """DAPO's soft punishment: 0 up to the buffer before the limit, then in a line down to −factor at the limit.
+    """DAPO's soft punishment: 0 up to the buffer before the limit, then linearly down to −factor at the limit.
 
     >>> published = OverlongSettings(buffer=0.2, factor=1.0)
     >>> [overlong(length, published, 20_480) for length in (16_384, 17_408, 18_432, 20_480)]

@@ -3,7 +3,7 @@
 For every group, in the paper's order: rank the truncated answers of a solve-none group (SERR), let history of the
 opposite outcome join a homogeneous one (CCR), take Eq. 3's advantages over what is then the group, and give each
 sample the weight its tokens have in the loss. Groups that are still homogeneous may teach by themselves
-(`r3.method.homogeneous`). The trainer that follows is blind to the method: it sees prompts,
+(`zvp`, `lens_advantages`, `signed`). The trainer that follows is blind to the method: it sees prompts,
 tokens, an advantage and a weight.
 
 GRPO is this with everything off; DAPO is this with `resample` (groups without variance leave the batch) and its
@@ -33,22 +33,39 @@ Departures from the paper, and choices it leaves open:
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
-from r3.method.advantage import group_advantages, less_their_mean, over_batch
-from r3.method.counts import help_counts, step_counts
+from r3.method.advantage import (
+    confidence,
+    group_advantages,
+    lens_advantages,
+    lens_rewards,
+    less_their_mean,
+    over_batch,
+    signed,
+    zvp,
+)
 from r3.method.distill import Teacher, distilled
-from r3.method.filling import times_counted
-from r3.method.help import Demonstrations, help_of
-from r3.method.homogeneous import confidence, lens_advantages, lens_rewards, signed, zvp
-from r3.method.mixed import Member, MixedGroup, Origin, StepResult, is_mixed, outcomes_differ
+from r3.method.help import Demonstrations, Help, help_of
+from r3.method.mixed import (
+    Member,
+    MixedGroup,
+    Origin,
+    StepResult,
+    WeightedSample,
+    is_mixed,
+    outcomes_differ,
+    times_counted,
+    weighted,
+)
 from r3.method.ranking import annealed, structural_entropy_rewards
-from r3.method.replay import choose_replay, outcome_reward
+from r3.method.replay import ReplayReason, choose_replay, outcome_reward
 from r3.method.settings import AdvantageSettings, MethodSettings, RankingSettings
-from r3.method.weights import weighted
 from r3.samples import Group, Joins, Sample
 
 
@@ -289,3 +306,52 @@ def _rank(group: Group, settings: MethodSettings, version: int) -> tuple[tuple[S
     for i, reward in zip(compared, paid, strict=True):
         samples[i] = samples[i].with_reward_part("ranking", reward)
     return tuple(samples), len(paid)
+
+
+# ------------------------------------------------------ counts for the metrics
+
+
+def step_counts(mixed: Sequence[MixedGroup], weighted: Sequence[WeightedSample], version: int) -> dict[str, float]:
+    """How often each mechanism acted, and why not where it did not."""
+    reasons = Counter(m.replay for m in mixed)
+    plain = [m for m in mixed if m.group.context.kind == "plain"]
+    ages = [version - s.policy_version for m in mixed for s in m.replayed]
+    counts: dict[str, float] = {
+        "groups": len(mixed),
+        "groups/plain": len(plain),
+        "groups/reflection": sum(m.group.context.kind == "reflection" for m in mixed),
+        "groups/solve_none": sum(m.group.solve_none for m in plain),
+        "groups/solve_all": sum(m.group.solve_all for m in plain),
+        "groups/teaching": sum(m.teaches for m in mixed),
+        "replay/samples": len(ages),
+        "replay/cross_context": sum(s.context.kind != "plain" for m in mixed for s in m.replayed),
+        "replay/at_once": sum(s.step == m.group.samples[0].step for m in mixed for s in m.replayed),
+        "replay/age_mean": float(np.mean(ages)) if ages else 0.0,
+        "replay/age_max": max(ages, default=0),
+        "homogeneous/groups": sum(m.by_itself for m in mixed),
+        "ranking/groups": sum(m.ranked > 0 for m in mixed),
+        "ranking/samples": sum(m.ranked for m in mixed),
+        "reflection/solved": sum(any(m.group.outcomes) for m in mixed if m.group.context.kind == "reflection"),
+        "samples/trained": len(weighted),
+        "samples/skipped": sum(not member.teaches for m in mixed for member in m.members),
+    }
+    for reason in get_args(ReplayReason):
+        counts[f"replay/{reason}"] = reasons[reason]
+    return counts
+
+
+def help_counts(mixed: Sequence[MixedGroup], help: Help, demonstrations: Demonstrations) -> dict[str, float]:
+    """How often groups were helped, and with what success."""
+    hinted = [m for m in mixed if m.group.context.kind == "hint"]
+    refined = [m.group.outcomes for m in mixed if m.group.context.kind == "critique"]
+    joined = Counter(member.origin for m in mixed for member in m.joined)
+    return {
+        "groups/hint": len(hinted),
+        "hint/queries": len({m.group.follows for m in hinted}),
+        "hint/solved": len(help.replaced),
+        "groups/critique": len(refined),
+        "critique/right": sum(map(any, refined)),
+        "critique/joined": joined["critique"],
+        "demonstration/joined": joined["demonstration"],
+        "demonstration/wrong": sum(not sample.outcome for sample in demonstrations.values()),
+    }

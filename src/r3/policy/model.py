@@ -20,11 +20,9 @@ from transformers.utils import logging as transformers_logging
 from r3.errors import ConfigError
 from r3.policy.adapters import Adapters, adapters_in, continued, merged, on, quiet
 from r3.policy.attention import is_packed, packed
-from r3.policy.compiled import CompiledLayers
-from r3.policy.head import logits_of
-from r3.policy.head import statistics as head_statistics
 from r3.policy.hub import check_reachable
-from r3.policy.linear import onednn
+from r3.policy.layers import CompiledLayers, logits_of, onednn
+from r3.policy.layers import statistics as head_statistics
 from r3.policy.packing import Trajectory, row_of, sharing_pays
 from r3.policy.settings import ModelSettings
 

@@ -22,13 +22,12 @@ from r3.method.mixed import FROM_ELSEWHERE, WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
 from r3.policy.attention import packed, to_device
-from r3.policy.linear import onednn
+from r3.policy.layers import onednn
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
 from r3.policy.settings import OptimiserSettings
-from r3.policy.shard import ShardedPolicy
-from r3.policy.world import World
+from r3.policy.world import ShardedPolicy, World
 from r3.samples import FloatArray
 
 log = logging.getLogger(__name__)

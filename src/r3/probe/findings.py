@@ -1,17 +1,23 @@
-"""The numbers computed from the drawn answers: the content of `probe.json`."""
+"""The numbers computed from the drawn answers: the content of `probe.json`.
+
+The estimates below go from counts by query to numbers with intervals. Intervals resample queries, not answers: answers
+to the same query are alike. With 2G answers to a query, c of them right, the chances of a group of G are exact averages
+over all ways to deal them into two groups, which are steadier than the two groups as they happened to fall.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from r3.evaluate.passk import Estimate, estimate, pass_at_k
+from r3.evaluate.passk import Estimate, estimate, pass_at_k, student, wilson
 from r3.method.ranking import dominance_scores, late_pairs, ordered_pairs, structure
-from r3.probe import estimates
 from r3.probe.draw import Drawn, Late
 from r3.samples import Group, Sample
 
@@ -98,7 +104,7 @@ def measure(drawn: Drawn, limit: int, *, peak_fraction: float, seed: int) -> Fin
     cut = [sum(s.truncated for s in (*a.samples, *b.samples)) / (2 * group) for a, b in drawn.plain]
     pass_at = {
         k: over_queries(lambda count, k=k: pass_at_k(2 * group, count, k))  # type: ignore[misc]
-        for k in estimates.powers_up_to(group)
+        for k in powers_up_to(group)
     }
     truncated = estimate(cut, seed=seed)
     return Findings(
@@ -106,16 +112,14 @@ def measure(drawn: Drawn, limit: int, *, peak_fraction: float, seed: int) -> Fin
         group_size=group,
         limit=limit,
         solve={
-            "none": over_queries(lambda count: estimates.none_right(count, group)),
-            "mixed": over_queries(
-                lambda count: 1 - estimates.none_right(count, group) - estimates.all_right(count, group)
-            ),
-            "all": over_queries(lambda count: estimates.all_right(count, group)),
+            "none": over_queries(lambda count: none_right(count, group)),
+            "mixed": over_queries(lambda count: 1 - none_right(count, group) - all_right(count, group)),
+            "all": over_queries(lambda count: all_right(count, group)),
         },
         pass_at=pass_at,
         replay={
-            "success": over_queries(lambda count: estimates.to_replay(count, group)),
-            "failure": over_queries(lambda count: estimates.to_replay(2 * group - count, group)),
+            "success": over_queries(lambda count: to_replay(count, group)),
+            "failure": over_queries(lambda count: to_replay(2 * group - count, group)),
         },
         truncated=truncated,
         lengths=_lengths(answers),
@@ -147,7 +151,7 @@ def _lift(drawn: Drawn, seed: int) -> Lift | None:
     right = [[sum(bool(sample.outcome) for sample in samples) for samples in side.values()] for side in sides]
     tokens = [sum(len(sample) for samples in side.values() for sample in samples) for side in sides]
     per_right = [spent / sum(hits) if any(hits) else None for spent, hits in zip(tokens, right, strict=True)]
-    plain, reflection = (estimates.share(hits, tried) for hits in right)
+    plain, reflection = (share(hits, tried) for hits in right)
     assert plain is not None
     assert reflection is not None
     return Lift(
@@ -155,7 +159,7 @@ def _lift(drawn: Drawn, seed: int) -> Lift | None:
         answers=sum(tried),
         plain=plain,
         reflection=reflection,
-        ratio=estimates.ratio(right[1], right[0], tried, seed=seed),
+        ratio=ratio(right[1], right[0], tried, seed=seed),
         right=(sum(right[0]), sum(right[1])),
         tokens_per_right=(per_right[0], per_right[1]),
     )
@@ -213,14 +217,14 @@ def _scores(samples: Sequence[Sample], peak_fraction: float) -> dict[str, Sequen
 
 
 def _auc(pairs: Sequence[tuple[float, int]]) -> Estimate | None:
-    return estimates.share([in_order for in_order, _ in pairs], [of for _, of in pairs])
+    return share([in_order for in_order, _ in pairs], [of for _, of in pairs])
 
 
 def _at_twice(drawn: Drawn, accuracy: float, truncated: float) -> Limit:
     of_all = [late for late in drawn.late if late.of_all]  # only hard queries have further answers
     tried: Counter[str] = Counter(late.sample.query_id for late in of_all)
     right: Counter[str] = Counter(late.sample.query_id for late in of_all if late.right)
-    finish_right = estimates.share([right[i] for i in tried], list(tried.values()))
+    finish_right = share([right[i] for i in tried], list(tried.values()))
     at_twice = None if finish_right is None else accuracy + truncated * finish_right.value
     return Limit(len(drawn.late), finish_right, at_twice, drawn.no_room)
 
@@ -234,3 +238,93 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [as_dict(inner) for inner in value]
     return value
+
+
+Array = npt.NDArray[np.float64]
+RESAMPLES = 5_000
+FEWEST_QUERIES = 8
+"""With fewer queries than this a share of pairs has no interval: a bootstrap would say too little."""
+
+
+def none_right(right: int, group: int) -> float:
+    """Chance that a group of G solves none, given how many of 2G answers are right.
+
+    >>> none_right(1, 2), none_right(0, 2), none_right(3, 2)
+    (0.5, 1.0, 0.0)
+    """
+    return 1.0 - pass_at_k(2 * group, right, group)
+
+
+def all_right(right: int, group: int) -> float:
+    """Chance that a group of G solves all, given the same.
+
+    >>> all_right(3, 2), all_right(4, 2)
+    (0.5, 1.0)
+    """
+    return none_right(2 * group - right, group)
+
+
+def to_replay(right: int, group: int) -> float:
+    """Chance that a second group solves none and the first has a success that could join it.
+
+    >>> to_replay(0, 2), to_replay(1, 2), round(to_replay(2, 2), 3)
+    (0.0, 0.5, 0.167)
+    """
+    return none_right(right, group) if right else 0.0
+
+
+def ratio(first: Sequence[int], second: Sequence[int], answers: Sequence[int], *, seed: int) -> Estimate:
+    """How many times as often the first side is right, from the right answers per query on either side.
+
+    Either side gets half a success more than it had, so that there is a ratio where one had none. A side that was
+    never right would not vary when it is drawn again; its rate is drawn from Jeffreys' Beta(½, answers + ½) instead.
+    """
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(0, len(answers), (RESAMPLES, len(answers)))
+    answers_Q = np.asarray(answers, np.float64)
+    drawn = answers_Q[draws].sum(1)
+
+    def side(right: Sequence[int]) -> tuple[float, Array]:
+        right_Q = np.asarray(right, np.float64)
+        rate = (float(right_Q.sum()) + 0.5) / float(answers_Q.sum())
+        if not right_Q.any():
+            return rate, rng.beta(0.5, answers_Q.sum() + 0.5, RESAMPLES)
+        return rate, (right_Q[draws].sum(1) + 0.5) / drawn
+
+    (top, tops), (bottom, bottoms) = side(first), side(second)
+    low, high = np.quantile(tops / np.maximum(bottoms, 1e-12), [0.025, 0.975])
+    return Estimate(top / bottom, float(low), float(high))
+
+
+def share(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
+    """Σ parts / Σ wholes, with an interval over the queries that they belong to; None without any.
+
+    Wilson's interval for as many independent answers as would have the ratio's standard error over queries, with
+    Student's t in place of 1.96 (Korn and Graubard, 1998). Queries count by their weight (Kish): where a few hold most
+    of the answers there are few. With fewer than `FEWEST_QUERIES` the interval is all of [0, 1].
+    """
+    pairs = [(part, whole) for part, whole in zip(parts, wholes, strict=True) if whole]
+    if not pairs:
+        return None
+    part_Q, whole_Q = np.array(pairs, np.float64).T
+    value = float(part_Q.sum() / whole_Q.sum())
+    effective = float(whole_Q.sum() ** 2 / (whole_Q**2).sum())
+    if effective < FEWEST_QUERIES:
+        return Estimate(value, 0.0, 1.0)
+    residual_Q = part_Q - value * whole_Q
+    error = math.sqrt(effective / (effective - 1) * float((residual_Q**2).sum())) / float(whole_Q.sum())
+    reach = student(round(effective) - 1, 0.975)
+    if 0.0 < value < 1.0 and error == 0.0:  # every query has the same share
+        return Estimate(value, value, value)
+    answers = value * (1 - value) / error**2 if error else effective
+    low, high = wilson(value * answers, answers, reach)
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def powers_up_to(most: int) -> list[int]:
+    """1, 2, 4, … and the last.
+
+    >>> powers_up_to(8), powers_up_to(6)
+    ([1, 2, 4, 8], [1, 2, 4, 6])
+    """
+    return sorted({*(2**i for i in range(int(math.log2(most)) + 1)), most})

@@ -110,21 +110,21 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     block, into = _first_above(by_block.double().cumsum(-1), uniforms)
     tokens = block[:, None] * _BLOCK_OF_TOKENS + torch.arange(_BLOCK_OF_TOKENS, device=weights.device)
     inside = weights.gather(-1, tokens.clamp(max=vocabulary - 1)).masked_fill(tokens >= vocabulary, 0)
-    place, _ = _first_above(inside.double().cumsum(-1), into)
-    return (block * _BLOCK_OF_TOKENS + place).clamp_(max=vocabulary - 1)  # NaN weights again
+    offset, _ = _first_above(inside.double().cumsum(-1), into)
+    return (block * _BLOCK_OF_TOKENS + offset).clamp_(max=vocabulary - 1)  # NaN weights again
 
 
 def _first_above(cumulative: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place whose cumulative weight exceeds uniform · total, and how far into its weight that is, in [0, 1].
+    """The first index whose cumulative weight exceeds uniform · total, and how far into its weight that is, in [0, 1].
 
     Its own weight is above 0.
     """
     total = cumulative[:, -1:]
     target = uniforms[:, None] * total
-    # Just below 1 the product may round up to the total itself, which no place exceeds.
+    # Just below 1 the product may round up to the total itself, which no index exceeds.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    place = torch.searchsorted(cumulative, target, right=True)
-    place.clamp_(max=cumulative.shape[-1] - 1)  # NaN weights would otherwise point past the last
-    end = cumulative.gather(-1, place)
-    start = torch.where(place > 0, cumulative.gather(-1, (place - 1).clamp_(min=0)), 0)
-    return place.squeeze(-1), ((target - start) / (end - start)).squeeze(-1)
+    index = torch.searchsorted(cumulative, target, right=True)
+    index.clamp_(max=cumulative.shape[-1] - 1)  # NaN weights would otherwise point past the last
+    end = cumulative.gather(-1, index)
+    start = torch.where(index > 0, cumulative.gather(-1, (index - 1).clamp_(min=0)), 0)
+    return index.squeeze(-1), ((target - start) / (end - start)).squeeze(-1)

@@ -1,7 +1,7 @@
 """The portable engine: any Hugging Face causal language model that attends over a key-value cache, on any device.
 
 The model is the policy in training: its parameters are read in place and in their own dtype, the distributions drawn
-from are float32. `kv_cache` has the memory, `sampling` the draw, `causal_lm` the model; the decoding loop is here.
+from are float32. `causal_lm` has the model and its cache, `sampling` the draw; the decoding loop is here.
 
 Rows decode together, one token per step. A row that finishes idles until enough have; then the finished ones leave,
 waiting requests are prefilled and their rows join: one copy of the cache for many changes. A prompt is prefilled once,
@@ -23,8 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
-from r3.rollout.kv_cache import RowsOf, new_cache, regroup
+from r3.rollout.causal_lm import CausalLM, RowsOf, SingleRun, diverged, new_cache, regroup
 from r3.rollout.protocol import Cancelled, Request, Response, Sampling
 from r3.rollout.sampling import draw, uniform_stream
 from r3.samples import FinishReason

@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one line per step, appended whole or not at all.
 
-`jsonl` documents how a line is written. Steps strictly increase down the file, so going back to a checkpoint's step
-keeps a prefix of it, byte for byte.
+`disk.encode_line` says how a line is written. Steps strictly increase down the file, so going back to a checkpoint's
+step keeps a prefix of it, byte for byte.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from r3.errors import RunError
 from r3.locks import FileLock, Locked
-from r3.run.disk import AppendFile, open_regular, write_atomically, write_failed
-from r3.run.jsonl import decode_line, encode_line
+from r3.run.disk import AppendFile, decode_line, encode_line, open_regular, write_atomically, write_failed
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """`rollouts/step-000012.jsonl.gz`: the sampled rollouts of a step, one JSON object per line.
 
-What a row holds is the caller's choice; `jsonl` documents how it is written. A file is a series of gzip members, which
-`zcat` and `gzip.open` read as one: a member for the rows of each group, so that a reader can open one group alone, and
-before them the table of contents, in the extra field of empty members (RFC 1952), where only `contents` looks for it.
-Files without a table, which earlier versions wrote, are read all the same.
+What a row holds is the caller's choice; `disk.encode_line` says how it is written. A file is a series of gzip members,
+which `zcat` and `gzip.open` read as one: a member for the rows of each group, so that a reader can open one group
+alone, and before them the table of contents, in the extra field of empty members (RFC 1952), where only `contents`
+looks for it. Files without a table, which earlier versions wrote, are read all the same.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from r3.errors import RunError
-from r3.run.disk import open_regular, remove_leftovers, step_name, step_of, write_atomically, write_failed
-from r3.run.jsonl import decode_line, encode_line
+from r3.run.disk import (
+    decode_line,
+    encode_line,
+    open_regular,
+    remove_leftovers,
+    step_name,
+    step_of,
+    write_atomically,
+    write_failed,
+)
 
 _SUFFIX = ".jsonl.gz"
 _MAGIC, _HAS_EXTRA = b"\x1f\x8b\x08", 4

@@ -1,4 +1,4 @@
-"""The embedded task: chains of sums with written working.
+r"""The embedded task: chains of sums with written working.
 
     question   7+5+8=
     response   7+5=12+8=20#20
@@ -10,6 +10,16 @@ the longest is cut by the length limit.
 
 Problems are split by a hash of their text into `warm` (what the bundled model was warm-started on), `train` and
 `heldout`: disjoint by construction, whatever the seeds.
+
+Graded arithmetic for any chat model: sums and differences of two-digit numbers, to be worked out step by step.
+
+    question   Compute 34 + 58 - 7.
+    solution   34 + 58 = 92
+               92 - 7 = 85
+               \boxed{85}
+
+Difficulty is the number of terms, as in the embedded task; the written solution is what a supervised warm start learns
+from. Problems are split by a hash of their text into `warm`, `train` and `heldout`.
 """
 
 from __future__ import annotations
@@ -23,8 +33,9 @@ from typing import Literal
 
 from r3.errors import TaskError
 from r3.samples import Query
-from r3.tasks.settings import ArithmeticSettings
-from r3.tasks.written import first_steps
+from r3.tasks.files import boxed_verdict
+from r3.tasks.settings import ArithmeticSettings, GradedArithmeticSettings
+from r3.tasks.task import first_steps, helped
 from r3.verify.judge import Judge, PlainJudge, Verdict
 
 Split = Literal["warm", "train", "heldout"]
@@ -67,7 +78,7 @@ def split_of(question: str) -> Split:
 
 
 def draw_problem(rng: random.Random, terms: int, split: Split) -> Problem:
-    """One problem of a split: so many terms from 1 to a largest one, which is itself drawn from 3 to 9.
+    """One problem of a split: this many terms from 1 to a largest one, which is itself drawn from 3 to 9.
 
     Small terms mean few carries, so that problems of one length still differ in how hard they are.
     """
@@ -137,3 +148,70 @@ def _queries(problems: Sequence[Problem]) -> list[Query]:
         )
         for problem in problems
     ]
+
+
+# ------------------------------------------------------------ graded arithmetic
+
+
+LARGEST = 99
+
+
+class GradedArithmeticTask:
+    """Chains of sums and differences for training, and others for evaluation."""
+
+    name = "graded-arithmetic"
+
+    def __init__(self, settings: GradedArithmeticSettings, seed: int) -> None:
+        if not settings.difficulty or min(settings.difficulty) < 2:
+            raise TaskError(f"task.difficulty={settings.difficulty}: give at least one number of terms, each 2 or more")
+        self.train: Sequence[Query] = _problems(settings, settings.size, settings.split, seed)
+        self.heldout: Sequence[Query] = _problems(settings, settings.heldout, "heldout", HELDOUT_SEED)
+        self.judge: Judge = PlainJudge(boxed_verdict)
+
+
+def _problems(settings: GradedArithmeticSettings, count: int, split: Split, seed: int) -> list[Query]:
+    """`count` distinct problems of a split, the difficulties in turn."""
+    rng = random.Random(f"graded-{split}-{seed}")
+    prompting = settings.prompting
+    found: dict[str, Query] = {}
+    for _ in range(50 * count):
+        if len(found) == count:
+            break
+        terms = [rng.randint(1, LARGEST)]
+        terms += [rng.choice((1, -1)) * rng.randint(1, LARGEST) for _ in range(_level(settings, len(found)) - 1)]
+        question = f"Compute {expression(terms)}."
+        if split_of(question) == split and question not in found:
+            columns = {"problem": question, "solution": solution(terms)}
+            found[question] = helped(prompting.query(question, question, str(sum(terms)), columns))
+    if len(found) < count:
+        raise TaskError(
+            f"task.difficulty={settings.difficulty}: fewer than {count} such problems were found; ask for fewer"
+        )
+    return list(found.values())
+
+
+def _level(settings: GradedArithmeticSettings, place: int) -> int:
+    return settings.difficulty[place % len(settings.difficulty)]
+
+
+def expression(terms: Sequence[int]) -> str:
+    """The terms as people write them.
+
+    >>> expression([34, 58, -7])
+    '34 + 58 - 7'
+    """
+    first, *rest = terms
+    return str(first) + "".join(f" {'-' if term < 0 else '+'} {abs(term)}" for term in rest)
+
+
+def solution(terms: Sequence[int]) -> str:
+    """The working, a line for each term after the first, without the boxed answer.
+
+    >>> solution([34, 58, -7])
+    '34 + 58 = 92\\n92 - 7 = 85'
+    """
+    total, lines = terms[0], []
+    for term in terms[1:]:
+        lines.append(f"{expression([total, term])} = {total + term}")
+        total += term
+    return "\n".join(lines)

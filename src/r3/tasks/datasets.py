@@ -21,7 +21,7 @@ from typing import Any
 from r3.errors import MissingData, TaskError
 from r3.samples import Message, Query
 from r3.tasks.data_files import read_rows
-from r3.tasks.prompting import Prompting, conversation, question_of
+from r3.tasks.task import Prompting, conversation, question_of
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
@@ -154,13 +154,13 @@ def load_hub(
 
 def find_file(known: NamedSet, folder: str | Path | None = None) -> Path:
     """The file of a named set in any of its formats."""
-    place = folder or os.environ.get("R3_DATA")
-    if place:
+    data = folder or os.environ.get("R3_DATA")
+    if data:
         for suffix in SUFFIXES:
-            path = Path(place) / (known.stem + suffix)
+            path = Path(data) / (known.stem + suffix)
             if path.is_file():
                 return path
-    where = f"{place} holds no {known.stem}" if place else f"no folder is given for {known.stem}"
+    where = f"{data} holds no {known.stem}" if data else f"no folder is given for {known.stem}"
     raise MissingData(
         f"{where}{{{','.join(SUFFIXES)}}}: set R3_DATA to the folder that holds it, with columns id, problem and "
         f"answer ({known.rows:,} rows, {known.licence}, from {known.source})"

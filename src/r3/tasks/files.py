@@ -11,8 +11,8 @@ from r3.samples import Query
 from r3.tasks.datasets import CODE, SETS, Columns, HelpColumns, load_file, load_hub, load_set, select
 from r3.tasks.settings import FileSettings, RowSettings
 from r3.verify import FunctionJudge, Judge, MathVerifier, Verdict, VerifierError
-from r3.verify.boxes import boxed_answer
 from r3.verify.judge import PlainJudge
+from r3.verify.maths import boxed_answer
 
 HUB = "hf:"
 

@@ -131,24 +131,24 @@ def check(
     sets = {name: _load(name, folder, Columns()) for name in names}
     # All at once: reading the training texts apart into shingles is what takes the time.
     everything = [replace(problem, id=f"{name}\t{problem.id}") for name in names for problem in sets[name]]
-    found = find_leaks(train, everything)
-    kinds = Counter((leak.evaluation.partition("\t")[0], leak.kind) for leak in found)
+    leaks = find_leaks(train, everything)
+    kinds = Counter((leak.evaluation.partition("\t")[0], leak.kind) for leak in leaks)
     for name in names:
         counts = f"{kinds[name, 'exact']:>6} {kinds[name, 'normalised']:>10} {kinds[name, 'near']:>5}"
         print(f"{name:<16} {len(sets[name]):>8,} {counts}")
-    for leak in found[:show]:
+    for leak in leaks[:show]:
         where = leak.evaluation.replace("\t", " ")
         print(f"{leak.kind}: {leak.train} is {where} (overlap {leak.similarity:.2f})")
-    if len(found) > show:
-        print(f"… and {len(found) - show} more")
-    if found:
-        rows = len({leak.train for leak in found})
+    if len(leaks) > show:
+        print(f"… and {len(leaks) - show} more")
+    if leaks:
+        rows = len({leak.train for leak in leaks})
         print(f"\n{rows} training rows give away an evaluation problem: remove them before training")
     else:
         print("\nno leaks found")
     if missing:
         print(f"not compared with {', '.join(missing)}: their files are not in that folder (docs/evaluation.md)")
-    return 1 if found else 0
+    return 1 if leaks else 0
 
 
 def _is_there(name: str, folder: str | Path | None) -> bool:

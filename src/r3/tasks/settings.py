@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from r3.settings import Settings
-from r3.tasks.prompting import INSTRUCTION, Prompting
+from r3.tasks.task import INSTRUCTION, Prompting
 
 Split = Literal["train", "warm"]
 
@@ -76,7 +76,7 @@ class TaskSettings(Settings):
     """Functions that an answer's reward is the weighted sum of, in place of the method's own reward for right or wrong;
     a function alone, or a list of {function, name, weight, truncated, caged} (docs/rewards.md)."""
     outcome: str | None = None
-    """Of several rewards: the name of the one that says right or wrong."""
+    """The name of the reward that says right or wrong, where there are several."""
     right_above: float = 0.5
     """The score of the outcome above which an answer is right."""
     functions_in: list[str] = Field(default_factory=list, max_length=100)

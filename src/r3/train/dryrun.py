@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from r3.config import Config
 from r3.errors import ConfigError, MissingData, RunError
 from r3.policy.adapters import adapters_in
-from r3.policy.head import chunk_size
+from r3.policy.layers import chunk_size
 from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, pick_dtype, resolve
 from r3.rollout.causal_lm import CausalLM
-from r3.rollout.vllm.common import check_version, installed_version
+from r3.rollout.vllm import check_version, installed_version
 from r3.run.directory import check_folder
-from r3.tasks.pass_rates import load_problems
+from r3.tasks import load_problems
 from r3.train.build import (
     check_ahead,
     check_batch,

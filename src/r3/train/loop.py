@@ -12,17 +12,15 @@ from typing import Any, get_args
 
 from r3.algorithm import Algorithm, Asked, Prompt
 from r3.config import Config
-from r3.method.lessons import Shown
+from r3.method.distill import Shown
 from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import FloatArray, Group, Sample
-from r3.train.ahead import Ahead
 from r3.train.record import StepNotes
-from r3.train.revisits import Revisits
-from r3.train.sampler import Sampler
+from r3.train.sampler import Ahead, Sampler
 from r3.train.step_metrics import ranking_metrics, step_metrics
-from r3.train.stream import QueryStream
+from r3.train.stream import QueryStream, Revisits
 
 
 class Trainer:
@@ -42,7 +40,7 @@ class Trainer:
         self.version = 0
         """Optimiser updates made so far: the policy's version."""
         self.position = 0
-        """Of the stream, behind the last query of the steps so far: those asked ahead come after it."""
+        """The stream's position behind the last query of the steps so far: those asked ahead come after it."""
         self._seconds: dict[str, float] = {}
         self._measured = 0
         """Answers whose entropies the engine did not give, in the last step."""

@@ -21,12 +21,11 @@ from r3.errors import RunError
 from r3.method.mixed import WeightedSample
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
-from r3.policy.shard import ShardedOptimiser, ShardedPolicy
 from r3.policy.update import Updater, UpdateReport
-from r3.policy.world import World
+from r3.policy.world import ShardedOptimiser, ShardedPolicy, World
 from r3.rollout.protocol import Engine, Request, Response, Sampling
 from r3.train.build import make_engine
-from r3.train.state import load_state
+from r3.train.resume import load_state
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +69,12 @@ class SharedEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Generator[Response, None, None]:
         self.world.broadcast(Generate(list(requests), sampling))
-        found = None
+        shares = None
         try:
             yield from _own_share(self.engine, self.world, requests, sampling)
         finally:  # also if the caller stops half-way: the others will send what they were asked for
-            found = self.world.gather(None)
-        for responses in (found or [])[1:]:
+            shares = self.world.gather(None)
+        for responses in (shares or [])[1:]:
             yield from responses
 
     def release(self) -> None:

@@ -3,6 +3,8 @@
 A checkpoint alone is not enough for an exact resume: metrics, buffer, data and tokenizer must be those of the same run.
 The checkpoint says what the buffer must hold (`buffer.json`), run.json says what data and tokenizer were, and which
 checkpoint was the newest, so that an unmounted folder does not look like a run that has none yet.
+
+A checkpoint holds the policy in Hugging Face format and everything else that an exact resume needs (`save`, `restore`).
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from r3.buffer import Contents, SampleBuffer
 from r3.config import Config, locate, set_value, split_override, validate
 from r3.errors import ConfigError, RunError
 from r3.method.reflection import plain_prompt
+from r3.policy.model import Policy
+from r3.policy.optimiser import Optimiser
 from r3.run import Checkpoint, RunDirectory, RunFiles
 from r3.run.directory import RESTORE
 from r3.samples import Query
 from r3.tasks import Task
 from r3.tasks.settings import of_its_family
-from r3.train.earlier import digest_of_vocabulary
+from r3.train.build import digest_of_vocabulary
+from r3.train.loop import Trainer
 from r3.verify.functions import digest_of_source
 
 log = logging.getLogger(__name__)
@@ -52,7 +58,7 @@ _TOKENISED = 64
 """Prompts whose token ids go into the tokenizer's digest."""
 
 
-# ------------------------------------------------------------------ settings
+# -------------------------------------------------------------------- settings
 
 
 def resumed_config(
@@ -117,7 +123,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-# ------------------------------------------------------------------ files
+# ----------------------------------------------------------------------- files
 
 
 def save_contents(buffer: SampleBuffer, folder: Path) -> None:
@@ -221,7 +227,7 @@ def _saved_contents(checkpoint: Checkpoint) -> Contents | None:
     return Contents(**json.loads(path.read_text())) if path.exists() else None
 
 
-# ------------------------------------------------------------------ data and tokenizer
+# ---------------------------------------------------------- data and tokenizer
 
 
 def inputs_of(
@@ -300,3 +306,50 @@ def _digest_of_tokenizer(tokenizer: Any, queries: Sequence[Query]) -> str:
     for query in queries:
         digest.update(plain_prompt(query, tokenizer).tobytes())
     return digest.hexdigest()
+
+
+# -------------------------------------------------- the content of a checkpoint
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """Write a checkpoint. All ranks have the same weights and optimiser: any number of processes can go on with it."""
+    trainer.updater.policy.save(folder / "policy")
+    state = {
+        "step": trainer.step,
+        "version": trainer.version,
+        "position": trainer.position,
+        "ahead": trainer.ahead.state(),
+        "revisits": trainer.revisits.state(),
+        "bad_in_a_row": trainer.updater.bad_in_a_row,
+        "optimiser": trainer.updater.optimiser_state(),
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    torch.save(state, folder / "trainer.pt")
+
+
+def restore(trainer: Trainer, checkpoint: Path) -> None:
+    """Put a trainer into the state of a checkpoint."""
+    state = load_state(trainer.updater.policy, trainer.updater.optimiser, checkpoint)
+    trainer.step, trainer.version = state["step"], state["version"]
+    trainer.position = trainer.stream.position = state["position"]
+    trainer.ahead.load(state.get("ahead"))  # earlier versions had none
+    if "revisits" in state:  # earlier versions had none
+        trainer.revisits.load(state["revisits"])
+    trainer.updater.bad_in_a_row = state["bad_in_a_row"]
+    torch.set_rng_state(state["rng"])
+    if state["cuda_rng"] and torch.cuda.is_available():
+        for device, saved in enumerate(state["cuda_rng"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(saved, device)
+
+
+def load_state(policy: Policy, optimiser: Optimiser, checkpoint: Path) -> dict[str, Any]:
+    """Take over a checkpoint's weights and optimiser; the rest of what it holds."""
+    path = checkpoint / "trainer.pt"
+    if not path.exists():
+        raise RunError(f"{path}: not there; every process of a job must see the run directory at the same path")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if not policy.settings.lora.enabled:  # adapters were loaded with the policy
+        policy.load_weights(checkpoint / "policy")
+    optimiser.load(state["optimiser"])
+    return state

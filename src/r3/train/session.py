@@ -32,13 +32,21 @@ from r3.run import (
     resume_command,
 )
 from r3.run.sinks import Label
+from r3.train import STOPPED, AnyCallback, Callbacks
 from r3.train.build import Parts, build, check_ahead, make_sampler
-from r3.train.callbacks import STOPPED, AnyCallback, Callbacks
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
 from r3.train.record import group_summaries, rollout_rows
-from r3.train.resume import changed_settings, check_files, check_inputs, inputs_of, save_contents, saved_settings
-from r3.train.state import restore, save
+from r3.train.resume import (
+    changed_settings,
+    check_files,
+    check_inputs,
+    inputs_of,
+    restore,
+    save,
+    save_contents,
+    saved_settings,
+)
 from r3.train.step_metrics import NeverRight, alarms
 from r3.train.stream import QueryStream
 
@@ -307,7 +315,7 @@ class _Session:
             stop_tokens=self.parts.sampling.stop_tokens,
             temperature=settings.temperature,
         )
-        found = evaluate(
+        heldout = evaluate(
             self.parts.engine,
             self.parts.task,
             self.parts.heldout,
@@ -316,7 +324,7 @@ class _Session:
             samples=settings.samples,
             seed=self.config.run.seed,
         )
-        return found.metrics()
+        return heldout.metrics()
 
     def _record(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.directory.metrics.append(step, metrics)

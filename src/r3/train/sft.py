@@ -33,8 +33,8 @@ from r3.policy.update import Diverged
 from r3.run import Progress, RunDirectory, RunFiles, StopRequested
 from r3.run.disk import temporary
 from r3.samples import IntArray, Query
-from r3.tasks.pass_rates import load_problems
-from r3.tasks.written import written
+from r3.tasks import load_problems
+from r3.tasks.task import written
 from r3.train.build import check_task, check_template
 from r3.train.session import run_path
 

@@ -14,8 +14,8 @@ from typing import get_args
 
 import numpy as np
 
-from r3.method.gate import pairs_of_groups
 from r3.method.mixed import Origin, StepResult
+from r3.method.ranking import pairs_of_groups
 from r3.method.settings import RankingSettings
 from r3.policy.update import UpdateReport
 from r3.samples import Sample

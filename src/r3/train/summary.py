@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from r3.config import Config
-from r3.evaluate.intervals import Accuracy
+from r3.evaluate.passk import Accuracy
 from r3.run import read_metrics
 from r3.run.directory import RunFiles
 
@@ -93,7 +93,7 @@ def _shown(line: Mapping[str, Any], key: str) -> str:
 
 
 def _accuracy(line: Mapping[str, Any]) -> str:
-    if line.get("heldout/samples", 1) > 1:  # several answers a problem: the interval is over problems
+    if line.get("heldout/samples", 1) > 1:  # several answers per problem: the interval is over problems
         return (
             "{heldout/right}/{heldout/total} = {heldout/accuracy:.1%} [{heldout/low:.1%}, {heldout/high:.1%}]".format(
                 **line

@@ -23,7 +23,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from r3.verify import descendants, messages
+from r3.verify import forkserver
 from r3.verify.judge import VerifierError
 
 _START_SECONDS = 120.0  # importing sympy on a busy machine, or a user's module
@@ -198,12 +198,12 @@ class Cage:
         deadline = started + _PATIENCE * self.settings.seconds
         nonce = secrets.token_hex(16)
         try:
-            messages.send(worker.channel, [nonce, task.case], deadline)
+            forkserver.send(worker.channel, [nonce, task.case], deadline)
             self._wait(worker, deadline)
-            reply = messages.receive(worker.channel, deadline, _LARGEST_REPLY)
+            reply = forkserver.receive(worker.channel, deadline, _LARGEST_REPLY)
         except TimeoutError as error:
             raise _Failed("timeout") from error
-        except messages.Malformed as error:
+        except forkserver.Malformed as error:
             raise _Failed("error", f"the reply is not the judge's: {error}") from error
         except (EOFError, OSError) as error:
             raise _Failed("crashed") from error
@@ -220,16 +220,16 @@ class Cage:
 
     def _wait(self, worker: _Worker, deadline: float) -> None:
         """Wait for a reply. TimeoutError when the case has used up its processor time or its wall time."""
-        limit, before = self.settings.seconds, descendants.cpu_seconds(worker.pid) or 0.0
+        limit, before = self.settings.seconds, forkserver.cpu_seconds(worker.pid) or 0.0
         left = limit
         while not worker.is_ready(left if self.settings.sealed else min(left, _LOOK_AGAIN)):
-            used = (descendants.cpu_seconds(worker.pid) or 0.0) - before
+            used = (forkserver.cpu_seconds(worker.pid) or 0.0) - before
             if used >= limit or time.monotonic() >= deadline:
                 raise TimeoutError
             left = max(limit - used, 0.01)
             if not self.settings.sealed:
-                started = descendants.descendants(worker.pid)
-                if len(started) > self.settings.processes < len(descendants.living(started)):
+                started = forkserver.descendants(worker.pid)
+                if len(started) > self.settings.processes < len(forkserver.living(started)):
                     raise _Failed("processes", f"more than {self.settings.processes} processes at a time")
 
 
@@ -284,11 +284,11 @@ class _ForkServer:
             with theirs, self._lock:
                 pid = self._ask_for(theirs)
                 generation = self._generation
-            messages.receive(ours, time.monotonic() + _START_SECONDS)
+            forkserver.receive(ours, time.monotonic() + _START_SECONDS)
         except VerifierError:
             ours.close()
             raise
-        except (OSError, EOFError, messages.Malformed) as error:
+        except (OSError, EOFError, forkserver.Malformed) as error:
             ours.close()
             raise VerifierError(
                 f"a worker for {self._settings.target} did not start ({type(error).__name__}); check that it can be "
@@ -304,7 +304,7 @@ class _ForkServer:
                 return  # it died with its fork server
             try:
                 self._control.sendall(str(worker.pid).encode())
-                messages.receive(self._control, time.monotonic() + _START_SECONDS)
+                forkserver.receive(self._control, time.monotonic() + _START_SECONDS)
             except (EOFError, OSError):
                 self._end()
 
@@ -318,7 +318,7 @@ class _ForkServer:
             try:
                 control = self._control or self._start()
                 socket.send_fds(control, [b"fork"], [theirs.fileno()])
-                return int(messages.receive(control, time.monotonic() + _START_SECONDS))
+                return int(forkserver.receive(control, time.monotonic() + _START_SECONDS))
             except (EOFError, OSError):
                 self._end()
         raise VerifierError(
@@ -335,12 +335,12 @@ class _ForkServer:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1", descendants.MARK: self._mark},
+            env={**os.environ, "OMP_NUM_THREADS": "1", forkserver.MARK: self._mark},
         )
         theirs.close()
         self._control, self._generation = ours, self._generation + 1
         s = self._settings
-        messages.send(
+        forkserver.send(
             ours,
             {
                 "target": s.target,
@@ -350,7 +350,7 @@ class _ForkServer:
                 "warm_up": list(s.warm_up),
             },
         )
-        messages.receive(ours, time.monotonic() + _START_SECONDS)
+        forkserver.receive(ours, time.monotonic() + _START_SECONDS)
         return ours
 
     def _end(self) -> None:
@@ -367,4 +367,4 @@ class _ForkServer:
         self._process.wait()
         self._process = None
         if not self._settings.sealed:
-            descendants.end_marked(self._mark)
+            forkserver.end_marked(self._mark)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from r3.verify.units import mark_bare_units
+from r3.verify.quantities import mark_bare_units
 
 _SIGNS = {
     "−": "-", "–": "-", "—": "-", "‑": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "•": "*", "÷": "/", "∕": "/",
@@ -270,7 +270,7 @@ def _closed_edges(text: str) -> str:
     return text.removeprefix(r"\ ")
 
 
-# -------------------------------------------------------------------- what people type without LaTeX
+# ---------------------------------------------- what people type without LaTeX
 
 
 def unicode_as_latex(text: str) -> str:

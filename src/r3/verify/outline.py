@@ -1,7 +1,7 @@
 r"""The outline of an answer: a value, a list, a set, a tuple or interval, a matrix, or a chain of equalities.
 
 This is no LaTeX parser. It splits canonical text at top-level separators only; what stands between them stays text and
-is compared as numbers (`fast`) or handed to math-verify (`symbolic`).
+is compared as numbers (`equality`) or handed to math-verify (`symbolic`).
 
 >>> shape(r"(1,\frac{2}{3}]")
 Items(text='(1,\\frac{2}{3}]', brackets='(]', items=(Leaf(text='1'), Leaf(text='\\frac{2}{3}')))
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from r3.verify.units import split_unit
+from r3.verify.quantities import split_unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from r3.verify.boxes import boxed_answer
 from r3.verify.functions import ScoreFunction, verdict_of
 from r3.verify.judge import Judge, Verdict, VerifierError
+from r3.verify.maths import boxed_answer
 
 if TYPE_CHECKING:
     from r3.samples import Query

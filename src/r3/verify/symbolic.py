@@ -27,10 +27,10 @@ from math_verify import verify
 from math_verify.grader import is_relation, should_treat_as_complex, sympy_symbolic_eq
 from sympy.parsing import sympy_parser
 
-from r3.verify import fast
+from r3.verify import equality
 from r3.verify.equality import AnyShape, Judge, compare, is_near
-from r3.verify.numbers import ROUNDED_GOLD_DIGITS, Number, read_number, same_number
 from r3.verify.outline import Chain, Items, Leaf, Matrix
+from r3.verify.quantities import ROUNDED_GOLD_DIGITS, Number, read_number, same_number
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit; the cage has one
 _SPELLING = NormalizationConfig(
@@ -64,7 +64,7 @@ def decide(gold: str, answer: str) -> tuple[bool, str]:
     """Right or wrong, and why; for what the fast path could not tell."""
     sympy_parser.eval_expr = _literal  # only in this worker; elsewhere sympy stays as it is
     try:
-        right = compare(fast.outline(gold), fast.outline(answer), _JUDGE)
+        right = compare(equality.outline(gold), equality.outline(answer), _JUDGE)
     except Unreadable:
         return False, "unreadable"
     except TooLarge:
@@ -87,7 +87,7 @@ def _literal(code: str, *_: object) -> Any:
 
 def judge(gold: AnyShape, answer: AnyShape) -> bool | None:
     """Two leaves as values, other outlines as the sets and relations that math-verify reads."""
-    known = fast.judge(gold, answer)
+    known = equality.judge(gold, answer)
     if known is not None:
         return known
     leaves = isinstance(gold, Leaf) and isinstance(answer, Leaf)
@@ -110,7 +110,7 @@ def _is_statement(tree: Any) -> bool:
 
 def near(gold: AnyShape, written: Number) -> bool | None:
     """Whether the decimal after ≈ is true of the gold."""
-    known = fast.near(gold, written)
+    known = equality.near(gold, written)
     if known is not None or not isinstance(gold, Leaf):
         return known
     value = _exact(parsed(gold.text))

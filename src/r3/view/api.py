@@ -11,10 +11,9 @@ from typing import Any
 
 from r3 import __version__
 from r3.errors import NotThere
-from r3.view.answers import group_view, sample_view
-from r3.view.buffers import BufferPages
-from r3.view.probes import ViewedProbe
+from r3.view.pages import BufferPages, ViewedProbe
 from r3.view.runs import ViewedRun
+from r3.view.steps import group_view, sample_view
 
 Parameters = Mapping[str, str]
 CHARTED = (
@@ -108,8 +107,8 @@ class Api:
 
     def search(self, parameters: Parameters) -> Any:
         text = parameters.get("text", "")
-        found = self._run(parameters).tables.search(_whole(parameters, "step"), text) if text else []
-        return {"groups": found}
+        groups = self._run(parameters).tables.search(_whole(parameters, "step"), text) if text else []
+        return {"groups": groups}
 
     def group(self, parameters: Parameters) -> Any:
         return group_view(self._run(parameters), _whole(parameters, "step"), _whole(parameters, "group"))
@@ -120,8 +119,8 @@ class Api:
 
     def queries(self, parameters: Parameters) -> Any:
         run = self._run(parameters)
-        found = run.queries.listing(search=parameters.get("search", ""), order=parameters.get("order", "hardest"))
-        return {**found, "saved": len(run.tables.steps())}
+        listing = run.queries.listing(search=parameters.get("search", ""), order=parameters.get("order", "hardest"))
+        return {**listing, "saved": len(run.tables.steps())}
 
     def query(self, parameters: Parameters) -> Any:
         run, name = self._run(parameters), parameters.get("id", "")
@@ -143,7 +142,7 @@ class Api:
         return self._buffers[self.runs.index(self._run(parameters))].page()
 
     def settings(self, parameters: Parameters) -> Any:
-        from r3.view.resolved import settings_view  # pydantic is loaded for this page alone
+        from r3.view.pages import settings_view  # pydantic is loaded for this page alone
 
         return settings_view(self._run(parameters))
 

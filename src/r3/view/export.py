@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.probes import ViewedProbe
+from r3.view.pages import ViewedProbe
 from r3.view.runs import ViewedRun
 from r3.view.server import static_files
 
@@ -52,7 +52,7 @@ def export(runs: Sequence[ViewedRun], target: Path, *, steps: int, probes: Seque
 
 
 class _Answers(dict[str, Any]):
-    """Answers by the address under which the page asks for them (see api.js)."""
+    """Answers by the address under which the page asks for them (see data.js)."""
 
     def __init__(self, api: Api) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from r3.errors import NotThere, RunError, ViewError
 from r3.view.api import Api
-from r3.view.probes import ViewedProbe
+from r3.view.pages import ViewedProbe
 from r3.view.runs import Indexer, ViewedRun
 
 log = logging.getLogger(__name__)

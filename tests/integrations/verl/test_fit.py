@@ -20,7 +20,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import FSDPActorConfig
 
 from r3.buffer import SampleBuffer
-from r3.integrations.common.buffer_copies import FILE
+from r3.integrations.common import FILE
 from r3.method.mixed import StepResult
 from r3.method.objective import ORIGINS, TokenBatch, policy_loss
 from r3.method.replay import outcome_reward

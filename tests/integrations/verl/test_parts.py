@@ -1,7 +1,7 @@
 """Parts of R³ in verl against verl's real ones: its config, data set, reward workers' calls, plugin loading.
 
 Covers r3.integrations.verl.core, r3.integrations.verl.reward, r3.integrations.verl.transfer,
-r3.integrations.common.buffer_copies, r3.integrations.common.groups.
+r3.integrations.common.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from r3.algorithm import Prompt
 from r3.errors import ConfigError
-from r3.integrations.common.buffer_copies import FILE, prune_copies
-from r3.integrations.common.groups import Answer
+from r3.integrations.common import FILE, Answer, prune_copies
 from r3.integrations.verl import dataproto
 from r3.integrations.verl.__main__ import main
 from r3.integrations.verl.core import Batch, Core, Joining, answer_of

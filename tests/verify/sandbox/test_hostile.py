@@ -1,8 +1,8 @@
 """Hostile answers, each in its place between answers of honest people: none is right, and none disturbs another.
 
-Covers r3.verify.sandbox.inside.answer, r3.verify.sandbox.inside.tester, r3.verify.sandbox.inside.names,
-r3.verify.sandbox.inside.pipe, r3.verify.sandbox.inside.plain, r3.verify.sandbox.inside.remote,
-r3.verify.sandbox.inside.landlock, r3.verify.sandbox.inside.seccomp.
+Covers r3.verify.sandbox.inside.answer, r3.verify.sandbox.inside.tester,
+r3.verify.sandbox.inside.messages, r3.verify.sandbox.inside.remote, r3.verify.sandbox.inside.walls,
+r3.verify.sandbox.inside.linux.
 """
 
 from __future__ import annotations

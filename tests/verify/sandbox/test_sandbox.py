@@ -1,6 +1,6 @@
 """The sandbox with real faults: killed workers and hosts, what answers leave behind, machines that cannot isolate.
 
-Covers r3.verify.sandbox.pool, r3.verify.sandbox.inside.zygote, r3.verify.sandbox.inside.layers,
+Covers r3.verify.sandbox.pool, r3.verify.sandbox.inside.zygote, r3.verify.sandbox.inside.walls,
 r3.verify.sandbox.inside.linux.
 """
 
@@ -151,14 +151,14 @@ def test_a_machine_without_isolation_is_refused_with_the_reasons_and_the_fix(mon
 
 # A kernel that knows neither namespaces nor Landlock.
 _CRIPPLED = """
-from r3.verify.sandbox.inside import landlock, linux
+from r3.verify.sandbox.inside import linux, walls
 def refuse(flags): raise PermissionError(1, "unshare: Operation not permitted")
-linux.unshare, landlock.version = refuse, lambda: 0
+linux.unshare, walls.landlock_version = refuse, lambda: 0
 """
 
 
 def test_walls_that_do_not_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaky = "from r3.verify.sandbox.inside import seccomp\nseccomp.restrict = lambda: None\n"
+    leaky = "from r3.verify.sandbox.inside import linux\nlinux.restrict_calls = lambda: None\n"
     monkeypatch.setattr(pool, "_BOOT", pool._BOOT.replace("main(", leaky + "main(", 1))
     box = Sandbox(SandboxSettings(walls="landlock", workers=1))
     try:

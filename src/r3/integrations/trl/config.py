@@ -14,7 +14,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from r3.config import validate_as
 from r3.errors import ConfigError
-from r3.integrations.common.groups import of_one_size
+from r3.integrations.common import of_one_size
 from r3.method.settings import MethodSettings
 
 # How each of TRL's losses weighs a token, in the words of r3's objective. `luspo` sums over a row: a constant of 1.

@@ -16,7 +16,7 @@ Departures from the paper, and choices TRL makes for us:
 - TRL's log-probs are those of temperature sampling; top-k, top-p, min-p and penalties are not in them.
 - Right or wrong is a threshold on one reward function. A truncated answer is wrong and has at most 0 of that reward.
 - Queries that resampling asks for come from an order of their own beside TRL's sampler, whose steps are counted before
-  the run (`resampling`).
+  the run (`FurtherRows`).
 - With every mechanism off this is TRL's trainer, its advantages included.
 """
 
@@ -35,19 +35,31 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from r3.algorithm import Algorithm
-from r3.integrations.common.buffer_copies import FILE, open_buffer, save_buffer
-from r3.integrations.common.groups import Answer, scale_of, to_groups
-from r3.integrations.common.importance import importance_metrics, importance_sums
-from r3.integrations.common.prompts import turns_of
-from r3.integrations.common.recorder import RunRecorder
-from r3.integrations.trl import padding
+from r3.integrations.common import (
+    FILE,
+    Answer,
+    RunRecorder,
+    importance_metrics,
+    importance_sums,
+    open_buffer,
+    save_buffer,
+    scale_of,
+    to_groups,
+    turns_of,
+)
+from r3.integrations.trl import layout
 from r3.integrations.trl.config import R3Config, changes_training
-from r3.integrations.trl.dataset import check_rows, outcome_index, outcome_watch, query_of
+from r3.integrations.trl.dataset import (
+    FurtherRows,
+    by_rank,
+    check_rows,
+    outcome_index,
+    outcome_watch,
+    query_of,
+    saved_position,
+)
 from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
-from r3.integrations.trl.pending import Seen, Step
-from r3.integrations.trl.ranked import RankedTrainer, Row
-from r3.integrations.trl.record import described, told_of
-from r3.integrations.trl.resampling import FurtherRows, by_rank, saved_position
+from r3.integrations.trl.ranked import RankedTrainer, Row, Seen, Step, described, told_of
 from r3.method.mixed import StepResult
 from r3.samples import Query
 
@@ -103,9 +115,9 @@ class R3Trainer(RankedTrainer):
             self._metrics["train"]["r3/resample/rounds"].append(len(drawn) - 1)
         ranks = self.accelerator.num_processes
         order = by_rank([len(batch["prompt_ids"]) * ranks for batch in drawn], ranks)
-        return self._trained_rows(padding.join(drawn), plan, order)
+        return self._trained_rows(layout.join(drawn), plan, order)
 
-    def _drawn(self, inputs: list[Row]) -> padding.Batch:
+    def _drawn(self, inputs: list[Row]) -> layout.Batch:
         """TRL's batch of answers to these rows; the groups that they form join the step's."""
         self._r3_seen = Seen()
         try:
@@ -113,7 +125,7 @@ class R3Trainer(RankedTrainer):
             seen = self._r3_seen
         finally:
             self._r3_seen = None
-        padding.check(batch)
+        layout.check(batch)
         answers = gather_object(self._answers(batch, seen))
         self._on_main(lambda: self._grouped(answers))
         return batch
@@ -200,7 +212,7 @@ class R3Trainer(RankedTrainer):
 
     # ------------------------------------------------------------- after generation
 
-    def _answers(self, batch: padding.Batch, seen: Seen) -> list[Answer]:
+    def _answers(self, batch: layout.Batch, seen: Seen) -> list[Answer]:
         """This rank's rows as plain values: what was drawn, how likely it was, how it was judged."""
         assert seen.rewards is not None
         logps_BC, entropies_BC = self._statistics(batch, seen)
@@ -227,7 +239,7 @@ class R3Trainer(RankedTrainer):
             answers.append(Answer(prompts[i], ids, logps[i, :n], entropies[i, :n], truncated, right, parts))
         return answers
 
-    def _statistics(self, batch: padding.Batch, seen: Seen) -> tuple[Tensor, Tensor]:
+    def _statistics(self, batch: layout.Batch, seen: Seen) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the generated rows: from TRL's own pass if it made one, else from one of ours."""
         old = batch.get("old_per_token_logps")
         for logps_BC, entropies_BC in seen.passes:
@@ -267,7 +279,7 @@ class R3Trainer(RankedTrainer):
         self._recorder.took(self.r3_step, step.counts, epoch=self._epoch())
         return plan_rows(self.r3_step, self.r3_settings)
 
-    def _trained_rows(self, batch: padding.Batch, plan: Plan, order: Sequence[int]) -> padding.Batch:
+    def _trained_rows(self, batch: layout.Batch, plan: Plan, order: Sequence[int]) -> layout.Batch:
         """TRL's batch with the plan's advantages and its extra rows; `order` says which of the plan's each row is."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         laid = lay_out(
@@ -281,9 +293,9 @@ class R3Trainer(RankedTrainer):
         # As many extra rows on every rank go through the model: sharded models make the ranks run in step.
         stand_ins = max(len(rank_rows.extra) for rank_rows in laid) - len(mine.extra)
         extra = [plan.extra[i] for i in (*mine.extra, *[0] * stand_ins)]
-        padded = padding.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
+        padded = layout.pad_rows(extra, batch, self._tokenizer.pad_token_id, self._multiple_of)
         values, weight_BC = self._extra_values(batch, padded, len(mine.extra))
-        out = padding.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
+        out = layout.select(batch, mine.kept, padded[: len(mine.extra)], values, mine.empty)
         first = rank * (len(order) // ranks)
         generated = [order[first + i] for i in mine.kept]
         out["advantages"] = self._advantages(plan, generated, mine, len(mine) * ranks, weight_BC)
@@ -309,18 +321,18 @@ class R3Trainer(RankedTrainer):
 
     # ------------------------------------------------------------- the model on extra rows
 
-    def _extra_values(self, batch: padding.Batch, extra: padding.Padded, n: int) -> tuple[padding.Batch, Tensor]:
+    def _extra_values(self, batch: layout.Batch, extra: layout.Padded, n: int) -> tuple[layout.Batch, Tensor]:
         """What TRL's loss needs of the first `n` extra rows (the others are stand-ins), and their weights."""
         wide = extra.completion_ids_BC.size(1)
         if len(extra) == 0:
             nothing = torch.zeros((0, wide), device=self.accelerator.device)
-            return dict.fromkeys(padding.COMPLETION, nothing), nothing
+            return dict.fromkeys(layout.COMPLETION, nothing), nothing
         proximal_BC = self._forward(self.model, extra.input_ids, extra.attention_mask, wide)[0][:n].float()
         reference_BC = proximal_BC
         if "ref_per_token_logps" in batch:
             reference_BC = self._reference(extra.input_ids, extra.attention_mask, wide)[:n].float()
         mine, by_sequence = extra[:n], self.importance_sampling_level == "sequence"
-        weight_BC = padding.importance(proximal_BC, mine, self.r3_settings.objective, by_sequence=by_sequence)
+        weight_BC = layout.importance(proximal_BC, mine, self.r3_settings.objective, by_sequence=by_sequence)
         self._log_importance(weight_BC[mine.completion_mask_BC.bool()])
         values = {
             "old_per_token_logps": proximal_BC,

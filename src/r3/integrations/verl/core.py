@@ -33,17 +33,25 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from r3.algorithm import Algorithm, Prompt
-from r3.integrations.common.buffer_copies import FILE, open_buffer, prune_copies, save_buffer
-from r3.integrations.common.groups import Answer, scale_of, to_groups
-from r3.integrations.common.importance import importance, importance_metrics, importance_sums
-from r3.integrations.common.prompts import turns_of
-from r3.integrations.common.recorder import RunRecorder
+from r3.integrations.common import (
+    FILE,
+    Answer,
+    RunRecorder,
+    importance,
+    importance_metrics,
+    importance_sums,
+    open_buffer,
+    prune_copies,
+    save_buffer,
+    scale_of,
+    to_groups,
+    turns_of,
+)
 from r3.integrations.verl import KEY, REWARD
 from r3.integrations.verl.config import VerlSettings
 from r3.integrations.verl.dataset import Templated, query_of
 from r3.integrations.verl.record import described, told_of
-from r3.method.mixed import StepResult
-from r3.method.weights import training_prompts
+from r3.method.mixed import StepResult, training_prompts
 from r3.samples import FloatArray, Group, IntArray, Sample
 
 PART = "reward_"

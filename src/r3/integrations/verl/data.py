@@ -9,9 +9,9 @@ from typing import Any
 
 from r3.config import Config
 from r3.errors import ConfigError
-from r3.integrations.common.prompts import turns_of
+from r3.integrations.common import turns_of
 from r3.samples import Query
-from r3.tasks.pass_rates import load_problems
+from r3.tasks import load_problems
 from r3.tasks.settings import FileSettings
 
 

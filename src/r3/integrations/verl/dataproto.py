@@ -16,7 +16,7 @@ from torch import Tensor
 from verl import DataProto
 from verl.utils.model import compute_position_id_with_mask
 
-from r3.integrations.common.groups import Answer
+from r3.integrations.common import Answer
 from r3.integrations.verl.core import NO_ROUTES, Joining, Passed, Reflection, answer_of, key_of, uid_of
 from r3.method.replay import outcome_reward
 from r3.samples import FloatArray, IntArray

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from r3.errors import ConfigError
-from r3.integrations.common.prompts import prompt_id, text_of
+from r3.integrations.common import prompt_id, text_of
 from r3.integrations.verl import KEY
 from r3.samples import Query
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from r3.integrations.common.recorder import Described
+from r3.integrations.common import Described
 from r3.integrations.verl import KEY
 from r3.integrations.verl.config import VerlSettings
 from r3.method.settings import MethodSettings

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from r3.integrations.common.groups import Answer
+from r3.integrations.common import Answer
 from r3.integrations.verl.core import NO_ROUTES, Joining, Passed, answer_of, session_of, uid_of
 from r3.method.replay import outcome_reward
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from r3.policy.attention import layout_of
-from r3.policy.compiled import CompiledLayers
-from r3.policy.linear import onednn
+from r3.policy.layers import CompiledLayers, onednn
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native.cache import PAGE, PagedCache
 from r3.rollout.native.forward import PAGED, DecodePass, Pass, PrefillPass

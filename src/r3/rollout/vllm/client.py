@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.vllm.common import check_version, finish_of, sampling_parameters
-from r3.rollout.vllm.worker import EXTENSION
+from r3.rollout.vllm import check_version, finish_of, sampling_parameters
+from r3.rollout.vllm.weights import EXTENSION
 
 OLDEST_SERVER = (0, 32)
 """The first that says of every token which weights drew it."""

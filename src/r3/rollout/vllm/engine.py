@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from r3.rollout.causal_lm import CausalLM, SingleRun
 from r3.rollout.protocol import Request, Response, Sampling
-from r3.rollout.vllm.common import (
+from r3.rollout.vllm import (
     check_version,
     cpu_cache_bytes,
     defaults,
@@ -29,8 +29,7 @@ from r3.rollout.vllm.common import (
     installed_version,
     sampling_parameters,
 )
-from r3.rollout.vllm.weights import merged_weights
-from r3.rollout.vllm.worker import EXTENSION
+from r3.rollout.vllm.weights import EXTENSION, merged_weights
 
 
 class VllmEngine(SingleRun):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-from r3.rollout.vllm.common import check_version, cpu_cache_bytes, defaults, installed_version
-from r3.rollout.vllm.worker import EXTENSION
+from r3.rollout.vllm import check_version, cpu_cache_bytes, defaults, installed_version
+from r3.rollout.vllm.weights import EXTENSION
 
 _USAGE = "usage: python -m r3.rollout.vllm.serve MODEL [--host HOST] [--port PORT] [options of vllm serve]"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from r3.verify.judge import VerifierError
-from r3.verify.sandbox.inside import pipe
+from r3.verify.sandbox.inside import messages
 from r3.verify.sandbox.inside.remote import WALL
 
 Walls = Literal["auto", "namespaces", "landlock", "none"]
@@ -257,8 +257,8 @@ class _Worker:
 
 def _exchanged(channel: socket.socket, message: dict[str, Any], deadline: float) -> dict[str, Any] | None:
     try:
-        pipe.send(channel.fileno(), message)
-        reply = pipe.receive(channel.fileno(), pipe.until(deadline))
+        messages.send(channel.fileno(), message)
+        reply = messages.receive(channel.fileno(), messages.until(deadline))
     except (EOFError, TimeoutError, BrokenPipeError, ConnectionResetError):
         return None
     return reply if isinstance(reply, dict) else None

@@ -1,7 +1,6 @@
 // Charts over steps, drawn by uPlot, with one cursor and one zoom for all of them.
 
-import { colour } from "./colours.js";
-import { fill, h, number } from "./dom.js";
+import { colour, fill, h, number } from "./dom.js";
 
 /* global uPlot */
 const HEIGHT = 180;

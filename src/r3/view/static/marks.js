@@ -115,7 +115,7 @@ const WHY_NOT = {
 };
 
 // What R³ did to a group, in a few words each.
-export function deeds(summary) {
+function deeds(summary) {
   const found = [];
   const joined = replays(summary);
   if (summary.context === "reflection") {

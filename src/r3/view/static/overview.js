@@ -1,10 +1,8 @@
 // The overview: a few numbers, then the curves of all runs on one axis of steps.
 
 import { Chart, forgetCharts, isZoomed, repaint, zoomTo } from "./charts.js";
-import { KINDS } from "./colours.js";
-import { LINES, yieldLines } from "./curves.js";
-import { button, empty, fill, h, number, percent } from "./dom.js";
-import { aligned, column, epochs, latest, smooth, store } from "./series.js";
+import { aligned, column, epochs, latest, LINES, smooth, store, yieldLines } from "./data.js";
+import { button, empty, fill, h, KINDS, number, percent } from "./dom.js";
 
 const view = { smoothing: 0, focus: 0, hidden: new Set() };
 

@@ -1,8 +1,7 @@
 // What r3 probe found: shares, the lift of reflection, information in the ranking, and what is expected to pay.
 
-import { ask } from "./api.js";
+import { ask, store } from "./data.js";
 import { empty, fill, h, number, percent, plural, table } from "./dom.js";
-import { store } from "./series.js";
 
 export async function probePage(root, { run, parts, go }) {
   if (!store.probes.length) {

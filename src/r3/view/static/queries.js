@@ -1,7 +1,7 @@
 // All queries with their success rates, and one query through time.
 
-import { ask } from "./api.js";
 import { Chart } from "./charts.js";
+import { ask } from "./data.js";
 import { choice, empty, fill, h, number, percent, plural, searchField, table } from "./dom.js";
 import { badges, dots } from "./marks.js";
 
@@ -57,7 +57,7 @@ const note = (answer) =>
     answer.steps < answer.saved && `; ${number(answer.steps)} of ${number(answer.saved)} steps read so far`,
   );
 
-export function rateBar(solved, tried) {
+function rateBar(solved, tried) {
   return h(
     "span.rate",
     { title: `${solved} right of ${tried}` },

@@ -1,6 +1,6 @@
 // A step's groups, one per row: what was asked, how it went, what R³ did, what each sample was worth.
 
-import { ask } from "./api.js";
+import { ask } from "./data.js";
 import { button, choice, empty, fill, h, number, searchField, table } from "./dom.js";
 import { advantageBars, badges, dots, isHelped, rankedCount, replays, solveKind, teaches } from "./marks.js";
 import { questionLine } from "./queries.js";
@@ -70,7 +70,7 @@ export async function stepsPage(root, { run, parts, go }) {
   return { update, move };
 }
 
-export const nearest = (steps, step) => {
+const nearest = (steps, step) => {
   const at = steps.findIndex((one) => one >= step);
   return at < 0 ? steps.length - 1 : at;
 };

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from r3.policy.linear import available, linear
+from r3.policy.layers import available, linear
 from r3.rollout.native.cache import PagedCache
 from r3.rollout.native.cpu.ops import CpuOps
 from r3.rollout.native.ops import How, Lanes, New

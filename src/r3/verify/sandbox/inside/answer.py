@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import pipe
-from .plain import NotPlain, pack, unpack
+from . import messages
+from .messages import NotPlain, pack, unpack
 
 ANSWER_FILE = "<answer>"
 _MUTABLE = {"list", "dict", "set", "deque", "bytearray", "Counter", "OrderedDict"}
@@ -110,7 +110,7 @@ def serve(channel: int) -> None:
     service = Service()
     while True:
         try:
-            operation, *arguments = pipe.receive(channel)
+            operation, *arguments = messages.receive(channel)
         except EOFError:
             return
         reply = _done(service, getattr(service, operation), arguments)
@@ -118,9 +118,9 @@ def serve(channel: int) -> None:
             with contextlib.suppress(Exception):
                 stream.flush()
         try:
-            pipe.send(channel, reply)
+            messages.send(channel, reply)
         except ValueError as error:
-            pipe.send(channel, {"raised": "NotPlain", "message": str(error), "where": ""})
+            messages.send(channel, {"raised": "NotPlain", "message": str(error), "where": ""})
 
 
 def _done(service: Service, operation: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from . import pipe
-from .plain import NotPlain, pack, unpack
+from . import messages
+from .messages import NotPlain, pack, unpack
 
 # Raised by a call, these would not end a test but steer it: a loop that asks the answer would stop as if it were done.
 _STEERING = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -52,8 +52,8 @@ class Connection:
     def ask(self, *question: Any) -> dict[str, Any]:
         if not self.gone:
             try:
-                pipe.send(self.run.channel, question)
-                reply = pipe.receive(self.run.channel, self._left)
+                messages.send(self.run.channel, question)
+                reply = messages.receive(self.run.channel, self._left)
                 if isinstance(reply, dict):
                     return reply
                 self.gone = "crashed"

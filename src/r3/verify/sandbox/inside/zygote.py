@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import answer, landlock, layers, linux, pipe, remote, seccomp, tester
+from . import answer, linux, messages, remote, tester, walls
 
 # What answers import, loaded before the walls go up: also extension modules whose libraries lie outside Python's.
 _WARM = (
@@ -51,7 +51,7 @@ def main(control: int, host: int, mode: str, settings: str) -> None:
                 importlib.import_module(name)
         with contextlib.suppress(OSError):
             ctypes.CDLL(_THREAD_LIBRARY)
-        user, namespaces = layers.unused_user(), layers.enter_namespaces(mode)
+        user, namespaces = walls.unused_user(), walls.enter_namespaces(mode)
     except OSError as error:
         channel.send(json.dumps({"error": str(error)}).encode())
         return
@@ -102,14 +102,14 @@ class Zygote:
         """Put up the walls that all share and try them out. Returns a description for the host."""
         built = [namespaces] if namespaces else []
         if namespaces:
-            built.append(layers.build_root(self.limits["scratch_mb"]))
+            built.append(walls.build_root(self.limits["scratch_mb"]))
         elif self.mode == "none":
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-        self.rules = layers.landlock_rules(self.mode)
+        self.rules = walls.landlock_rules(self.mode)
         if self.rules is not None:
-            built.append(f"Landlock (version {landlock.version()})")
+            built.append(f"Landlock (version {walls.landlock_version()})")
         if self.mode != "none":
-            if not seccomp.supported():
+            if not linux.calls_can_be_restricted():
                 raise OSError("seccomp: no list of system calls for this processor")
             built.append("seccomp")
             if done := self._probed():
@@ -121,12 +121,12 @@ class Zygote:
 
         def attempt() -> None:
             self._confine(self.user)
-            pipe.send(theirs, layers.probe(self.limits["outside"]))
+            messages.send(theirs, walls.probe(self.limits["outside"]))
 
         self._fork(attempt)
         os.close(theirs)
         try:
-            done: list[str] = pipe.receive(ours)
+            done: list[str] = messages.receive(ours)
         finally:
             os.close(ours)
             self._end_all()
@@ -150,7 +150,7 @@ class Zygote:
         os.close(ended)
         self._end_all()
         if self.mode in ("root", "user"):
-            layers.empty_scratch(self.limits["scratch_mb"])
+            walls.empty_scratch(self.limits["scratch_mb"])
 
     def _answer(self, channel: int, stdin: int, output: int, room: str) -> None:
         self._confine(self.user)
@@ -167,16 +167,16 @@ class Zygote:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)  # nobody reads what a test prints
         os.dup2(nowhere, 2)
-        pipe.send(job, tester.judge(pipe.receive(job), ends, limits["seconds"], limits["output_kb"] * 1024))
+        messages.send(job, tester.judge(messages.receive(job), ends, limits["seconds"], limits["output_kb"] * 1024))
 
     def _confine(
         self, user: int, seconds: float | None = None, file_kb: int | None = None, files: int = _FILES
     ) -> None:
         limits = self.limits
-        layers.change_user(self.mode, user)
+        walls.change_user(self.mode, user)
         if os.getpid() != 1:
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has the kernel forget it
-        layers.confine(
+        walls.confine(
             self.mode,
             self.rules,
             seconds=seconds or limits["seconds"],
