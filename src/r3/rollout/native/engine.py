@@ -60,7 +60,7 @@ class NativeEngine(SingleRun):
         self._max_rows, self._memory, self._prefill_tokens = max_rows, memory, prefill_tokens
         self._max_pages = max_pages
         cuda = self._policy.device.type == "cuda"
-        ops = ops or (TritonOps() if cuda else CpuOps())
+        ops = ops or (TritonOps() if cuda else CpuOps(model.dtype))
         shape = CacheShape.of(model, page or (PAGE if ops.in_sizes else CPU_PAGE))
         ops.check(shape)
         self._cache = PagedCache(shape, self._policy.device)
