@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from r3.policy.linear import multiplies_bfloat16
 from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
 from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
 from r3.rollout.native.cpu.llama import LlamaStep, knows
@@ -72,6 +73,11 @@ class NativeEngine(SingleRun):
             compile=compile,
             step=LlamaStep(model, ops) if isinstance(ops, CpuOps) and knows(model) else None,
         )
+        if not cuda and model.dtype == torch.bfloat16 and not multiplies_bfloat16():
+            log.warning(
+                "model.dtype=bfloat16: this processor has no instructions for it, and model.dtype=float32 is several "
+                "times as fast"
+            )
         self.preempted = 0
         """Rows of the last `generate` that had to be written again from their prefix because the cache was full."""
         self._probe()
