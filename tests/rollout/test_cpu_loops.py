@@ -26,7 +26,6 @@ from r3.rollout.native.cache import CacheShape, PagedCache
 from r3.rollout.native.cpu import compiler
 from r3.rollout.native.cpu.compiler import Unavailable
 from r3.rollout.native.cpu.llama import knows
-from r3.rollout.native.cpu.memory import free_memory
 from r3.rollout.native.cpu.ops import CpuOps
 from r3.rollout.native.ops import How, Lanes, New, Split, TorchOps
 from r3.rollout.transformers import TransformersEngine
@@ -336,24 +335,3 @@ def test_auto_takes_the_loops_where_they_are(tmp_path: Path) -> None:
     assert type(make_engine(Config(), Policy.load(ModelSettings(device="cpu")))) is NativeEngine
     lora = Policy.load(ModelSettings(device="cpu", lora=LoraSettings(enabled=True)))
     assert type(make_engine(Config(), lora)) is NativeEngine
-
-
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({}, 3 * 2**20),
-        ({"memory.max": "max", "memory.current": "5"}, 3 * 2**20),
-        ({"memory.max": "2097152", "memory.current": "1048576"}, 2**20),
-        ({"memory.max": "5", "memory.current": "7"}, 0),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "9"}, 3 * 2**20),
-        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "40"}, 60),
-    ],
-)
-def test_free_memory_is_what_machine_and_container_leave(tmp_path: Path, files: dict[str, str], free: int) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal:  9999 kB\nMemAvailable:   3072 kB\n")
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    assert free_memory(tmp_path) == free

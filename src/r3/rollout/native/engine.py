@@ -15,10 +15,10 @@ import torch
 from transformers import PreTrainedModel
 
 from r3.policy.linear import multiplies_bfloat16
+from r3.policy.machine import free_memory
 from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
 from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
 from r3.rollout.native.cpu.llama import LlamaStep, knows
-from r3.rollout.native.cpu.memory import free_memory
 from r3.rollout.native.cpu.ops import PAGE as CPU_PAGE
 from r3.rollout.native.cpu.ops import CpuOps
 from r3.rollout.native.decoder import Decoder
