@@ -75,8 +75,7 @@ class NativeEngine(SingleRun):
         )
         if not cuda and model.dtype == torch.bfloat16 and not multiplies_bfloat16():
             log.warning(
-                "model.dtype=bfloat16: this processor has no instructions for it, and model.dtype=float32 is several "
-                "times as fast"
+                "model.dtype=bfloat16: this processor has no instructions for it; model.dtype=float32 is faster here"
             )
         self.preempted = 0
         """Rows of the last `generate` that had to be written again from their prefix because the cache was full."""
