@@ -36,7 +36,7 @@ class NotMeasured(Exception):
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A command line with what every GPU benchmark takes."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--shape", default="1.5b", help="model: 1.5b, 7b, or tiny to try the script on a CPU")
+    made.add_argument("--shape", default="1.5b", help="model: 1.5b, 7b; 135m or bundled on a CPU; tiny to try it")
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--out", type=Path, help="write the figures as JSON")
     made.add_argument("--timeout", type=float, default=540, help="seconds for one engine, start-up included")
@@ -50,14 +50,16 @@ def comma(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def isolated(child: str, timeout: float, environment: Mapping[str, str] | None = None) -> list[Row]:
+def isolated(
+    child: str, timeout: float, environment: Mapping[str, str] | None = None, *, python: str = sys.executable
+) -> list[Row]:
     """Run this script again with the same options as the process of one engine; the rows it measured.
 
     Rows are kept as they come, so an engine that fails or runs out of time half-way keeps those it finished.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "rows.jsonl"
-        command = [sys.executable, *sys.argv, "--child", child, "--child-out", str(result)]
+        command = [python, *sys.argv, "--child", child, "--child-out", str(result)]
         started = time.perf_counter()
         problem = _run(command, timeout, {**os.environ, **OFFLINE, **(environment or {})})
         rows = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
@@ -133,13 +135,23 @@ def machine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "card": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
+        "card": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The CPU's name, its processors and what of its instructions decides how fast products are."""
+    try:
+        lines = dict(map(str.strip, line.split(":", 1)) for line in cpuinfo.read_text().splitlines() if ":" in line)
+    except OSError:
+        return platform.processor() or "CPU"
+    has = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in lines.get("flags", "").split()]
+    return f"{lines.get('model name', platform.machine())} × {len(os.sched_getaffinity(0))} ({', '.join(has)})"
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:

@@ -9,11 +9,16 @@ second step on it also answers a reflection prompt for each hard query, so its r
 - trl-bf16, trl-fp32: `GRPOTrainer.train()`, vLLM colocated and asleep during the update (TRL's sleep mode), log-probs
   of the rollout and its importance correction on, as is its default. See `update.py` for what the two types mean.
 - trl-generate: TRL with transformers' `generate`, which writes until the longest response of the batch ends; runs
-  anywhere. On a CPU neither side recomputes activations, and CPU seconds are what to compare where other work runs.
+  anywhere.
+
+On a CPU weights are float32, or bfloat16 for names with -bf16 behind them (ours with float32 masters); neither side
+recomputes activations, and CPU seconds are what to compare where other work runs.
 
 The first step is not measured. Predictions: NOTES.md.
 
     python benchmarks/step.py --out results.json [--engines ours-grpo,trl-bf16] [--steps 3] [--mean 2500]
+    python benchmarks/step.py --device cpu --threads 2 --shape 135m --prompts 4 --group 8 --mean 48 --limit 128 \
+        --engines ours-grpo,ours-grpo-bf16,trl-generate,trl-generate-bf16 --steps 2 --out results.json
 """
 
 from __future__ import annotations
@@ -55,7 +60,8 @@ COLUMNS = {
 
 def options_of() -> argparse.Namespace:
     made = parser(__doc__)
-    made.add_argument("--engines", type=comma, default=list(ENGINES), help=f"of {', '.join(ENGINES)}, trl-generate")
+    made.add_argument("--engines", type=comma, default=list(ENGINES), help=f"of {', '.join(ENGINES)}, trl-generate …")
+    made.add_argument("--threads", type=int, help="of torch on a CPU")
     made.add_argument("--prompts", type=int, default=8)
     made.add_argument("--group", type=int, default=16)
     made.add_argument("--mean", type=float, default=2500)
@@ -92,14 +98,19 @@ def row(engine: str, options: argparse.Namespace, steps: list[Row]) -> Row:
     }
 
 
+def dtype_of(engine: str, device: str) -> torch.dtype:
+    """Of the weights: on a card bfloat16 but for trl-fp32, on a CPU float32 but for names that end in -bf16."""
+    half = engine != "trl-fp32" if device.startswith("cuda") else engine.endswith("-bf16")
+    return torch.bfloat16 if half else torch.float32
+
+
 def measure_ours(options: argparse.Namespace, engine: str) -> Row:
     shape, work = SHAPES[options.shape], the_work(options)
-    dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
-    model = random_model(shape, torch.device(options.device), dtype)
+    model = random_model(shape, torch.device(options.device), dtype_of(engine, options.device))
     steps = []
     with tempfile.TemporaryDirectory() as folder:
         trainer = ours.make_trainer(
-            engine.removeprefix("ours-"),
+            engine.removeprefix("ours-").removesuffix("-bf16"),
             model,
             word_tokenizer(shape.vocabulary),
             own_engine(model, options.own_engine, options.max_rows),
@@ -125,10 +136,10 @@ def measure_ours(options: argparse.Namespace, engine: str) -> Row:
 
 def measure_trl(options: argparse.Namespace, engine: str) -> Row:
     shape, work = SHAPES[options.shape], the_work(options)
-    generate = engine == "trl-generate"
+    generate = engine.startswith("trl-generate")
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as output:
         folder = model_folder(shape, Path(made), weights=torch.device(options.device))
-        dtype = torch.float32 if engine == "trl-fp32" or options.device == "cpu" else torch.bfloat16
+        dtype = dtype_of(engine, options.device)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(options.device)
         setup = trl_grpo.TrlSetup(
             device=options.device,
@@ -160,6 +171,8 @@ def trl_steps(clock: trl_grpo.Clock, rollouts: list[float], prepared: list[float
 
 def measure(options: argparse.Namespace, write: Callable[[Row], Any]) -> None:
     engine = options.child
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     write(measure_ours(options, engine) if engine.startswith("ours") else measure_trl(options, engine))
 
 
@@ -171,6 +184,8 @@ def main() -> None:
         return
     # vLLM in TRL's own process, as TRL's colocate mode wants it.
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if options.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(options.threads)
     rows = [found for engine in options.engines for found in isolated(engine, options.timeout, environment)]
     print(the_work(options).describe())
     finish(rows, COLUMNS, options.out, shape=options.shape, hard=options.hard)

@@ -36,6 +36,19 @@ def test_measures(script: str, child: str, options: list[str], expected: int, tm
     assert all("not measured" not in row for row in rows)
 
 
+def test_cpu_engines_side_by_side(tmp_path: Path) -> None:
+    """Each in a process of its own; vLLM says what is missing, and short work on a busy machine may measure nothing."""
+    out = tmp_path / "results.json"
+    command = [sys.executable, str(BENCHMARKS / "rollout_cpu.py"), "--engines", "native-bf16,vllm", "--threads", "1",
+               "--cases", "embedded:8x24", "--vllm", str(tmp_path / "none"), "--out", str(out)]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    native, vllm = json.loads(out.read_text())["rows"]
+    assert native["engine"] == "native-bf16"
+    assert native.get("threads") == 1 or "took no longer than one" in native["not measured"]
+    assert "make vllm-env" in vllm["not measured"]
+    assert "| embedded:8x24 | vllm |" in done.stdout
+
+
 def test_an_engine_that_is_not_there_says_so(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "rollout.py"), *SMALL, "--engines", "vllm", "--cases", "decode-2x8"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)

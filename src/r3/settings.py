@@ -87,7 +87,7 @@ class RunSettings(Settings):
     rollouts_groups: int = Field(8, ge=1)
     """How many groups of a saved step keep their texts and per-token numbers; the others keep a summary."""
     threads: int | None = Field(None, ge=1, le=4096)
-    """CPU threads for torch; None leaves torch's own choice."""
+    """CPU threads for torch; None takes one per physical core, within the container's quota."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     wandb: bool = False

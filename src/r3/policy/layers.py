@@ -162,13 +162,23 @@ LEAST = 2**19
 """Multiplications below which a product goes to MKL: oneDNN takes some six microseconds more to begin."""
 
 
+X86 = ("x86_64", "amd64")
+
+
 def available() -> bool:
     """Whether this torch has oneDNN's linear layer for an x86 CPU."""
     return (
-        platform.machine().lower() in ("x86_64", "amd64")
+        platform.machine().lower() in X86
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products in bfloat16, as far as torch tells (of x86 alone)."""
+    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    known = [has for has in asked if has is not None]
+    return platform.machine().lower() not in X86 or not known or any(has() for has in known)
 
 
 @contextmanager

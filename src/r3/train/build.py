@@ -20,6 +20,7 @@ from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.errors import ConfigError, RunError, TaskError
 from r3.method.reflection import plain_prompt
+from r3.policy.machine import set_threads
 from r3.policy.model import Policy, compiles, load_tokenizer, pick_device, resolve
 from r3.rollout.protocol import Engine, Sampling
 from r3.run import RunFiles
@@ -50,8 +51,7 @@ def build(
     config: Config, *, adapters_from: Any = None, functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 ) -> Parts:
     """Load and check everything that a run needs; `functions` are rewards that were given as objects."""
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    set_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     check_extras(config)
     task = load_problems(config.task, config.run.seed, prompt_length(config), functions)

@@ -26,6 +26,7 @@ from r3.config import Config, dump
 from r3.errors import ConfigError
 from r3.method.reflection import ReflectionPrompt, plain_prompt, reflect
 from r3.policy.attention import packed
+from r3.policy.machine import set_threads
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack
@@ -71,8 +72,7 @@ def warm_start(config: Config) -> WarmStart:
         raise ConfigError(
             "r3 sft trains whole models: set model.lora.enabled=false (r3 train can add adapters to its model)"
         )
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    set_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     policy = Policy.load(config.model)
     examples, heldout, retries, too_long = _examples(config, policy)

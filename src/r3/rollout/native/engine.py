@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from r3.policy.layers import multiplies_bfloat16
+from r3.policy.machine import free_memory
 from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
 from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
 from r3.rollout.native.cpu.llama import LlamaStep, knows
-from r3.rollout.native.cpu.memory import free_memory
 from r3.rollout.native.cpu.ops import PAGE as CPU_PAGE
 from r3.rollout.native.cpu.ops import CpuOps
 from r3.rollout.native.decoder import Decoder
@@ -60,7 +61,7 @@ class NativeEngine(SingleRun):
         self._max_rows, self._memory, self._prefill_tokens = max_rows, memory, prefill_tokens
         self._max_pages = max_pages
         cuda = self._policy.device.type == "cuda"
-        ops = ops or (TritonOps() if cuda else CpuOps())
+        ops = ops or (TritonOps() if cuda else CpuOps(model.dtype))
         shape = CacheShape.of(model, page or (PAGE if ops.in_sizes else CPU_PAGE))
         ops.check(shape)
         self._cache = PagedCache(shape, self._policy.device)
@@ -72,6 +73,10 @@ class NativeEngine(SingleRun):
             compile=compile,
             step=LlamaStep(model, ops) if isinstance(ops, CpuOps) and knows(model) else None,
         )
+        if not cuda and model.dtype == torch.bfloat16 and not multiplies_bfloat16():
+            log.warning(
+                "model.dtype=bfloat16: this processor has no instructions for it; model.dtype=float32 is faster here"
+            )
         self.preempted = 0
         """Rows of the last `generate` that had to be written again from their prefix because the cache was full."""
         self._probe()

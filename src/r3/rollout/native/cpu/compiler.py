@@ -16,12 +16,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import torch  # noqa: F401  # brings the OpenMP runtime
+import torch  # brings the OpenMP runtime
 
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = (
     "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
 )  # fmt: skip
+NUMBERS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
+"""Types of tensors that the loops can be compiled for, each a library of its own."""
 MINUTE = 60
 
 
@@ -36,34 +38,36 @@ def folder() -> Path:
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The loops, compiled now if they are not there yet."""
+def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
+    """The loops over tensors of a type, compiled now if they are not there yet."""
+    if dtype not in NUMBERS:
+        raise Unavailable(f"the C loops take float32 and bfloat16, not {str(dtype).removeprefix('torch.')}")
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise Unavailable(f"the C loops are for Linux on x86-64, not {platform.system()} on {platform.machine()}")
-    return _loaded(_compiled())
+    return _loaded(_compiled((*FLAGS, *NUMBERS[dtype])))
 
 
-def _compiled() -> Path:
+def _compiled(flags: tuple[str, ...]) -> Path:
     """The library for this source, compiler and processor."""
     compiler = next((path for name in ("gcc", "cc") if (path := shutil.which(name))), None)
     if compiler is None:
         raise Unavailable("there is no C compiler (gcc)")
     place = folder()
-    made = place / f"kernels-{_digest(compiler)}.so"
+    made = place / f"kernels-{_digest(compiler, flags)}.so"
     if made.is_file():
         return made
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as work:
             # Whole or not there, whoever else compiles at the same time.
-            return _compile(compiler, Path(work)).rename(made)
+            return _compile(compiler, flags, Path(work)).rename(made)
     except OSError as error:
         raise Unavailable(f"{place} cannot be written to ({error}); set R3_CACHE to a folder that can") from error
 
 
-def _compile(compiler: str, work: Path) -> Path:
+def _compile(compiler: str, flags: tuple[str, ...], work: Path) -> Path:
     object_file, made = str(work / "kernels.o"), work / "kernels.so"
-    _run([compiler, *FLAGS, "-c", str(SOURCE), "-o", object_file])
+    _run([compiler, *flags, "-c", str(SOURCE), "-o", object_file])
     _run([compiler, "-shared", object_file, "-o", str(made), "-lm"])  # without -fopenmp: the runtime is torch's
     return made
 
@@ -79,9 +83,9 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _digest(compiler: str) -> str:
+def _digest(compiler: str, flags: tuple[str, ...]) -> str:
     """One name per source, flags, compiler and kind of processor: a home directory may be shared by several."""
-    texts = [" ".join(FLAGS), _run([compiler, "--version"]), _processor()]
+    texts = [" ".join(flags), _run([compiler, "--version"]), _processor()]
     return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *(text.encode() for text in texts)])).hexdigest()[:20]
 
 

@@ -3,15 +3,81 @@
    Compiled by compiler.py on the machine that runs it, called by ops.py and llama.py. Every row is computed by one
    thread in a fixed order, so that a response depends neither on the number of threads nor on its neighbours.
 
-   Pages: keys are [page, head, dimension, token], so that the scores of 16 tokens are one vector; values are
-   [page, head, token, dimension]. */
+   Tensors are float32, or bfloat16 if BFLOAT16 is defined; arithmetic is in float32 either way. Bfloat16 results are
+   rounded wherever the model's own code rounds them, so that log-probs stay close to those of the trainer's forward.
+
+   Pages: keys are [page, head, dimension, token], so that the scores of 16 tokens are one vector, in bfloat16
+   [page, head, dimension / 2, token, 2]; values are [page, head, token, dimension]. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #define LANES 16 /* floats of a vector, and tokens of a page where the fast form applies */
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef union { uint32_t bits; float value; } word;
+
+#ifdef BFLOAT16
+typedef uint16_t number;
+typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+enum { PAIR = 2 }; /* numbers that are read as one word: its lower half is the first of them */
+
+INLINE float widen(number x) {
+    word w = {.bits = (uint32_t)x << 16};
+    return w.value;
+}
+
+/* To the nearest, ties to even. */
+INLINE number narrow(float x) {
+    word w = {.value = x};
+    uint32_t upper = (w.bits + 0x7fff + (w.bits >> 16 & 1)) >> 16;
+    return x == x ? upper : 0x7fc0; /* a NaN stays one */
+}
+
+/* Two dimensions' part in the scores of 16 tokens. */
+INLINE vec add_scores(vec sums, const number *query, const number *keys) {
+    words both = *(const words *)keys;
+#ifdef __AVX512BF16__
+    uint32_t pair = query[0] | (uint32_t)query[1] << 16;
+    return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)both);
+#else
+    return sums + widen(query[0]) * (vec)(both << 16) + widen(query[1]) * (vec)(both & 0xffff0000u);
+#endif
+}
+
+/* A token's weighted values added to 32 sums: those of even dimensions first, then those of odd ones. */
+INLINE void add_values(vec *sums, float weight, const number *values) {
+    words both = *(const words *)values;
+    sums[0] += weight * (vec)(both << 16);
+    sums[1] += weight * (vec)(both & 0xffff0000u);
+}
+
+/* Such sums as numbers, in order. */
+INLINE void write_sums(const float *sums, number *out) {
+    for (int64_t i = 0; i < LANES; i++) {
+        uint32_t both = narrow(sums[i]) | (uint32_t)narrow(sums[i + LANES]) << 16;
+        memcpy(out + PAIR * i, &both, sizeof both);
+    }
+}
+#else
+typedef float number;
+enum { PAIR = 1 };
+
+INLINE float widen(number x) { return x; }
+INLINE number narrow(float x) { return x; }
+INLINE vec add_scores(vec sums, const number *query, const number *keys) { return sums + *query * *(const vec *)keys; }
+INLINE void add_values(vec *sums, float weight, const number *values) { *sums += weight * *(const vec *)values; }
+INLINE void write_sums(const float *sums, number *out) { *(vec *)out = *(const vec *)sums; }
+#endif
+
+/* What is left of a number where it is written to a tensor. */
+INLINE float rounded(float x) { return widen(narrow(x)); }
 
 enum { WORTH = 1 << 17 }; /* numbers that a thread must have to do: waking it takes as long as some ten thousand */
 
@@ -22,7 +88,7 @@ static int share(int64_t numbers, int most) {
 }
 
 /* e^x with an error of about one unit in the last place; 0 below -87.3, and NaN for NaN. */
-static inline __attribute__((always_inline)) float exponential(float x) {
+INLINE float exponential(float x) {
     float bounded = x > 88.0f ? 88.0f : x;
     float power = rintf(bounded * 1.44269504088896341f);
     float rest = fmaf(power, -0.693359375f, bounded);
@@ -34,83 +100,87 @@ static inline __attribute__((always_inline)) float exponential(float x) {
     sum = fmaf(sum, rest, 1.6666665459e-1f);
     sum = fmaf(sum, rest, 5.0000001201e-1f);
     sum = fmaf(sum, rest * rest, rest) + 1.0f;
-    union { int32_t bits; float value; } scale;
-    scale.bits = ((int32_t)power + 127) << 23;
+    word scale = {.bits = (uint32_t)((int32_t)power + 127) << 23};
     return x < -87.3f ? 0.0f : sum * scale.value;
 }
 
 /* What attention is told about the cache and the step. */
 typedef struct {
-    float *keys, *values;      /* of this layer */
-    const int32_t *table;      /* [lanes, table_width] */
-    const int32_t *length;     /* [lanes], the newest token included */
-    const float *cosine, *sine; /* [lanes, size] rotary embedding, or NULL where it was applied before */
+    number *keys, *values;       /* of this layer */
+    const int32_t *table;        /* [lanes, table_width] */
+    const int32_t *length;       /* [lanes], the newest token included */
+    const number *cosine, *sine; /* [lanes, size] rotary embedding, or NULL where it was applied before */
     int64_t lanes, table_width, heads, group, size, page, window; /* window 0: all tokens */
     float scale;
 } Attention;
 
 /* A head's vector of the newest token under the rotary embedding. */
-static void rotate(const float *x, const float *cosine, const float *sine, int64_t size, float *out) {
+static void rotate(const number *x, const number *cosine, const number *sine, int64_t size, number *out) {
     if (!cosine) {
-        memcpy(out, x, size * sizeof(float));
+        memcpy(out, x, size * sizeof(number));
         return;
     }
     int64_t half = size / 2;
+#pragma omp simd
     for (int64_t i = 0; i < half; i++) {
-        out[i] = x[i] * cosine[i] + (-x[i + half]) * sine[i];
-        out[i + half] = x[i + half] * cosine[i + half] + x[i] * sine[i + half];
+        float a = widen(x[i]), b = widen(x[i + half]);
+        out[i] = narrow(rounded(a * widen(cosine[i])) + rounded(-b * widen(sine[i])));
+        out[i + half] = narrow(rounded(b * widen(cosine[i + half])) + rounded(a * widen(sine[i + half])));
     }
 }
 
-static void put(float *keys, float *values, const float *key, const float *value, int64_t slot, int64_t head,
+/* Where in a page a dimension of a token's key is. */
+INLINE int64_t key_at(int64_t i, int64_t token, int64_t page) {
+    return (i / PAIR * page + token) * PAIR + i % PAIR;
+}
+
+static void put(number *keys, number *values, const number *key, const number *value, int64_t slot, int64_t head,
                 int64_t heads, int64_t size, int64_t page) {
     int64_t at = ((slot / page) * heads + head) * page * size, token = slot % page;
-    for (int64_t i = 0; i < size; i++) keys[at + i * page + token] = key[i];
-    memcpy(values + at + token * size, value, size * sizeof(float));
+    for (int64_t i = 0; i < size; i++) keys[at + key_at(i, token, page)] = key[i];
+    memcpy(values + at + token * size, value, size * sizeof(number));
 }
 
 /* Scores of the tokens of `count` pages, and then their weighted values added to `out`: for any page and size. */
-static inline __attribute__((always_inline)) void scores_any(const float *query, float *const *keys, int64_t count,
-                                                             int64_t size, int64_t page, float *scores) {
+INLINE void scores_any(const number *query, number *const *keys, int64_t count, int64_t size, int64_t page,
+                       float *scores) {
     for (int64_t p = 0; p < count; p++)
         for (int64_t t = 0; t < page; t++) {
             float sum = 0;
-            for (int64_t i = 0; i < size; i++) sum += query[i] * keys[p][i * page + t];
+            for (int64_t i = 0; i < size; i++) sum += widen(query[i]) * widen(keys[p][key_at(i, t, page)]);
             scores[p * page + t] = sum;
         }
 }
 
-static inline __attribute__((always_inline)) void add_any(const float *weights, float *const *values, int64_t first,
-                                                          int64_t last, int64_t size, int64_t page, float *out) {
+INLINE void add_any(const float *weights, number *const *values, int64_t first, int64_t last, int64_t size,
+                    int64_t page, float *out) {
     for (int64_t t = first; t < last; t++) {
-        const float *value = values[t / page] + (t % page) * size;
+        const number *value = values[t / page] + (t % page) * size;
 #pragma omp simd
-        for (int64_t i = 0; i < size; i++) out[i] += weights[t] * value[i];
+        for (int64_t i = 0; i < size; i++) out[i] += weights[t] * widen(value[i]);
     }
 }
 
 /* The same for pages of 16 tokens and heads of a multiple of 16: four pages at a time, sums in registers. */
-static inline __attribute__((always_inline)) void scores_fast(const float *query, float *const *keys, int64_t size,
-                                                              float *scores) {
+INLINE void scores_fast(const number *query, number *const *keys, int64_t size, float *scores) {
     vec a = {0}, b = {0}, c = {0}, d = {0};
-    for (int64_t i = 0; i < size; i++) {
-        float q = query[i];
-        a += q * *(const vec *)(keys[0] + i * LANES);
-        b += q * *(const vec *)(keys[1] + i * LANES);
-        c += q * *(const vec *)(keys[2] + i * LANES);
-        d += q * *(const vec *)(keys[3] + i * LANES);
+    for (int64_t i = 0; i < size; i += PAIR) {
+        a = add_scores(a, query + i, keys[0] + i * LANES);
+        b = add_scores(b, query + i, keys[1] + i * LANES);
+        c = add_scores(c, query + i, keys[2] + i * LANES);
+        d = add_scores(d, query + i, keys[3] + i * LANES);
     }
     *(vec *)scores = a, *(vec *)(scores + 16) = b, *(vec *)(scores + 32) = c, *(vec *)(scores + 48) = d;
 }
 
-static inline __attribute__((always_inline)) void add_fast(const float *weights, float *const *values, int64_t first,
-                                                           int64_t last, int64_t size, float *out) {
+INLINE void add_fast(const float *weights, number *const *values, int64_t first, int64_t last, int64_t size,
+                     float *out) {
     vec sums[16];
     for (int64_t i = 0; i < size / LANES; i++) sums[i] = *(vec *)(out + i * LANES);
     for (int64_t t = first; t < last; t++) {
-        const float *value = values[t / LANES] + (t % LANES) * size;
+        const number *value = values[t / LANES] + (t % LANES) * size;
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < size / LANES; i++) sums[i] += weights[t] * *(const vec *)(value + i * LANES);
+        for (int64_t i = 0; i < size / LANES; i += PAIR) add_values(sums + i, weights[t], value + i * LANES);
     }
     for (int64_t i = 0; i < size / LANES; i++) *(vec *)(out + i * LANES) = sums[i];
 }
@@ -118,20 +188,19 @@ static inline __attribute__((always_inline)) void add_fast(const float *weights,
 enum { TILE = 64, LARGEST = 512 }; /* tokens looked at together; most dimensions of a head */
 
 /* One query over its tokens, tile by tile, with the softmax kept up to date. */
-static inline __attribute__((always_inline)) void attend_query(const Attention *a, const float *query, int64_t lane,
-                                                               int64_t head, int64_t size, int64_t page, int fast,
-                                                               float *out) {
+INLINE void attend_query(const Attention *a, const number *query, int64_t lane, int64_t head, int64_t size,
+                         int64_t page, int fast, number *to) {
     int64_t length = a->length[lane], pages = (length + page - 1) / page, together = fast ? 4 : TILE / page;
     int64_t start = a->window && a->window < length ? length - a->window : 0;
     const int32_t *table = a->table + lane * a->table_width;
     if (together < 1) together = 1;
-    float best = -INFINITY, total = 0, scores[TILE > LARGEST ? TILE : LARGEST];
+    float best = -INFINITY, total = 0, scores[TILE > LARGEST ? TILE : LARGEST], out[LARGEST];
     memset(out, 0, size * sizeof(float));
     for (int64_t page0 = start / page; page0 < pages; page0 += together) {
         int64_t count = pages - page0 < together ? pages - page0 : together;
         int64_t first = start > page0 * page ? start - page0 * page : 0;
         int64_t last = length - page0 * page < count * page ? length - page0 * page : count * page;
-        float *keys[TILE], *values[TILE];
+        number *keys[TILE], *values[TILE];
         for (int64_t p = 0; p < together; p++) { /* beyond the last page, that one again: read, not used */
             int64_t at = (table[page0 + (p < count ? p : count - 1)] * a->heads + head) * page * size;
             keys[p] = a->keys + at, values[p] = a->values + at;
@@ -154,27 +223,31 @@ static inline __attribute__((always_inline)) void attend_query(const Attention *
         total = total * keep + sum, best = highest;
     }
     for (int64_t i = 0; i < size; i++) out[i] /= total;
+    if (fast)
+        for (int64_t i = 0; i < size; i += PAIR * LANES) write_sums(out + i, to + i);
+    else
+        for (int64_t i = 0; i < size; i++) to[i] = narrow(out[i]);
 }
 
 /* Store each lane's newest key and value and attend over all of its tokens.
-   query [lanes, heads · group, size], key and value [lanes, heads, size], each with strides of its own, in floats. */
-void attend(const Attention *a, const float *query, int64_t query_lane, int64_t query_head, const float *key,
-            int64_t key_lane, int64_t key_head, const float *value, int64_t value_lane, int64_t value_head, float *out,
-            int threads) {
+   query [lanes, heads · group, size], key and value [lanes, heads, size], each with strides of its own, in numbers. */
+void attend(const Attention *a, const number *query, int64_t query_lane, int64_t query_head, const number *key,
+            int64_t key_lane, int64_t key_head, const number *value, int64_t value_lane, int64_t value_head,
+            number *out, int threads) {
     int64_t tokens = 0;
     for (int64_t lane = 0; lane < a->lanes; lane++) tokens += a->length[lane];
     threads = share(tokens * a->heads * (a->group + 1) * a->size, threads);
 #pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
     for (int64_t work = 0; work < a->lanes * a->heads; work++) {
         int64_t lane = work / a->heads, head = work % a->heads, size = a->size, newest = a->length[lane] - 1;
-        const float *cosine = a->cosine ? a->cosine + lane * size : 0, *sine = a->sine ? a->sine + lane * size : 0;
-        float turned[LARGEST];
+        const number *cosine = a->cosine ? a->cosine + lane * size : 0, *sine = a->sine ? a->sine + lane * size : 0;
+        number turned[LARGEST];
         rotate(key + lane * key_lane + head * key_head, cosine, sine, size, turned);
         int64_t slot = a->table[lane * a->table_width + newest / a->page] * a->page + newest % a->page;
         put(a->keys, a->values, turned, value + lane * value_lane + head * value_head, slot, head, a->heads, size,
             a->page);
         for (int64_t g = head * a->group; g < (head + 1) * a->group; g++) {
-            float *to = out + (lane * a->heads * a->group + g) * size;
+            number *to = out + (lane * a->heads * a->group + g) * size;
             rotate(query + lane * query_lane + g * query_head, cosine, sine, size, turned);
             if (a->page == LANES && size == 32) attend_query(a, turned, lane, head, 32, LANES, 1, to);
             else if (a->page == LANES && size == 64) attend_query(a, turned, lane, head, 64, LANES, 1, to);
@@ -185,7 +258,7 @@ void attend(const Attention *a, const float *query, int64_t query_lane, int64_t 
 }
 
 /* Keys and values of a prefill, [tokens, heads, size], into their slots. */
-void store(float *keys, float *values, const float *key, int64_t key_token, int64_t key_head, const float *value,
+void store(number *keys, number *values, const number *key, int64_t key_token, int64_t key_head, const number *value,
            int64_t value_token, int64_t value_head, const int64_t *slots, int64_t tokens, int64_t heads, int64_t size,
            int64_t page, int threads) {
     threads = share(tokens * heads * size, threads);
@@ -197,33 +270,37 @@ void store(float *keys, float *values, const float *key, int64_t key_token, int6
 }
 
 /* out = weight · x / rms(x), row by row; where `added` is given, x += added comes first. `out` may be `x`. */
-void normalise(float *x, const float *added, const float *weight, float eps, float *out, int64_t rows, int64_t size,
-               int threads) {
+void normalise(number *x, const number *added, const number *weight, float eps, number *out, int64_t rows,
+               int64_t size, int threads) {
     threads = share(rows * size, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
-        float *row = x + r * size, *to = out + r * size, sum = 0;
+        number *row = x + r * size, *to = out + r * size;
+        float sum = 0;
         if (added) {
 #pragma omp simd
-            for (int64_t i = 0; i < size; i++) row[i] += added[r * size + i];
+            for (int64_t i = 0; i < size; i++) row[i] = narrow(widen(row[i]) + widen(added[r * size + i]));
         }
 #pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < size; i++) sum += row[i] * row[i];
+        for (int64_t i = 0; i < size; i++) sum += widen(row[i]) * widen(row[i]);
         float factor = 1.0f / sqrtf(sum / size + eps);
 #pragma omp simd
-        for (int64_t i = 0; i < size; i++) to[i] = weight[i] * (row[i] * factor);
+        for (int64_t i = 0; i < size; i++) to[i] = narrow(widen(weight[i]) * rounded(widen(row[i]) * factor));
     }
 }
 
 /* gate = silu(gate) · up */
-void gate_mlp(float *gate, const float *up, int64_t rows, int64_t size, int threads) {
+void gate_mlp(number *gate, const number *up, int64_t rows, int64_t size, int threads) {
     threads = share(rows * size, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
-        float *row = gate + r * size;
-        const float *other = up + r * size;
+        number *row = gate + r * size;
+        const number *other = up + r * size;
 #pragma omp simd
-        for (int64_t i = 0; i < size; i++) row[i] = row[i] / (1.0f + exponential(-row[i])) * other[i];
+        for (int64_t i = 0; i < size; i++) {
+            float x = widen(row[i]);
+            row[i] = narrow(rounded(x / (1.0f + exponential(-x))) * widen(other[i]));
+        }
     }
 }
 
@@ -238,20 +315,20 @@ typedef struct {
 
 enum { BLOCK = 256, MOST_BLOCKS = 4096 };
 
-static inline __attribute__((always_inline)) float below(float logit, float temperature, float best) {
-    return temperature == 1.0f ? logit - best : logit / temperature - best;
+INLINE float below(number logit, float temperature, float best) {
+    return temperature == 1.0f ? widen(logit) - best : widen(logit) / temperature - best;
 }
 
 /* Draw one token per lane by inverting the distribution function, as r3.rollout.sampling says it. */
-void draw(const Draws *d, const float *logits, int64_t lanes, int64_t row, int64_t vocabulary, float temperature,
+void draw(const Draws *d, const number *logits, int64_t lanes, int64_t row, int64_t vocabulary, float temperature,
           int greedy, int threads) {
     threads = share(lanes * vocabulary, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t lane = 0; lane < lanes; lane++) {
-        const float *x = logits + lane * row;
+        const number *x = logits + lane * row;
         float best = -INFINITY;
 #pragma omp simd reduction(max : best)
-        for (int64_t i = 0; i < vocabulary; i++) best = x[i] > best ? x[i] : best;
+        for (int64_t i = 0; i < vocabulary; i++) best = widen(x[i]) > best ? widen(x[i]) : best;
         float top = temperature == 1.0f ? best : best / temperature;
         int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK, token = vocabulary - 1;
         float by_block[MOST_BLOCKS];
@@ -268,7 +345,7 @@ void draw(const Draws *d, const float *logits, int64_t lanes, int64_t row, int64
             by_block[b] = sum, total += sum, moment += weighted;
         }
         if (greedy) {
-            for (int64_t i = vocabulary - 1; i >= 0; i--) token = x[i] == best ? i : token;
+            for (int64_t i = vocabulary - 1; i >= 0; i--) token = widen(x[i]) == best ? i : token;
         } else {
             double target = d->uniforms[lane * d->steps + d->step] * total, start = 0;
             target = target < nextafter(total, 0) ? target : nextafter(total, 0);

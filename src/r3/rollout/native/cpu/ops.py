@@ -1,4 +1,4 @@
-"""A decoding step's operations through the C loops of kernels.c, for float32 on a CPU."""
+"""A decoding step's operations through the C loops of kernels.c, on a CPU in float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class CpuOps(TorchOps):
 
     in_sizes = False
 
-    def __init__(self) -> None:
-        loops = library()
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        loops = library(dtype)
         for name, arguments in _SIGNATURES.items():
             function = getattr(loops, name)
             function.argtypes, function.restype = arguments, None
-        self._loops = loops
+        self._dtype, self._loops = dtype, loops
 
     def check(self, shape: CacheShape) -> None:
         """Refuse what the loops cannot do."""
-        if shape.dtype != torch.float32:
-            raise Unavailable(f"the C loops compute in float32, not in {str(shape.dtype).removeprefix('torch.')}")
+        if shape.dtype != self._dtype:
+            raise Unavailable(f"these C loops are for {self._dtype}, not for {shape.dtype}")
         if max(shape.head_size, shape.page) > LARGEST:
             raise Unavailable(f"the C loops take heads of at most {LARGEST} dimensions, not {shape.head_size}")
 
@@ -81,7 +81,7 @@ class CpuOps(TorchOps):
         """The same for queries and keys that the rotary embedding, (cosine, sine), [lanes, D], is still to turn."""
         n, queries, size = new.query.shape
         heads = cache.shape.heads
-        out = torch.empty(n, queries, size)
+        out = torch.empty(n, queries, size, dtype=self._dtype)
         step = _Attention(
             cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), lanes.table.data_ptr(),
             lanes.length.data_ptr(), *((x.data_ptr() for x in rotary) if rotary else (None, None)),
@@ -95,7 +95,7 @@ class CpuOps(TorchOps):
 
     def draw(self, logits: Tensor, lanes: Lanes, sampling: Sampling, last_position: int) -> None:
         filtered = sampling.top_k > 0 or sampling.top_p < 1
-        if filtered or logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] > VOCABULARY:
+        if filtered or logits.dtype != self._dtype or logits.stride(1) != 1 or logits.shape[1] > VOCABULARY:
             super().draw(logits, lanes, sampling, last_position)
             return
         greedy = sampling.temperature == 0
