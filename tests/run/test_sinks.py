@@ -1,6 +1,6 @@
 """TensorBoard curves that do not double on resume, and services that are not installed.
 
-The services themselves: `tests/train/test_services.py`.
+The services themselves: `tests/train/test_record.py`.
 """
 
 from __future__ import annotations

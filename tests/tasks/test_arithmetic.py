@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.writer import CAREFUL, Habits, write_working
 from transformers import AutoTokenizer
 
 from r3.cli import main
@@ -19,6 +18,7 @@ from r3.policy.model import EMBEDDED
 from r3.tasks.arithmetic import ArithmeticTask, Problem, draw_problem, judge, problem_set, split_of
 from r3.tasks.settings import ArithmeticSettings
 from tests.train.tiny import read_metrics
+from tools.writer import CAREFUL, Habits, write_working
 
 TERMS = st.lists(st.integers(1, 9), min_size=2, max_size=10).map(tuple)
 

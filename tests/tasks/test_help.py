@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.writer import CAREFUL, write_working
 
 from r3.cli import main
 from r3.errors import TaskError
@@ -26,6 +25,7 @@ from r3.tasks.settings import (
 )
 from tests.train.test_bad_input import refused
 from tests.train.tiny import overrides
+from tools.writer import CAREFUL, write_working
 
 NAMED = {"demonstration_column": "trace", "hint_column": "tips", "feedback_column": "critic"}
 
