@@ -194,6 +194,8 @@ def test_a_tokenizer_with_a_template_takes_chats(tmp_path: Path) -> None:
 
 
 # What runs is what was asked for: a setting that would not act, or would act on something else, is refused or said.
+# More of the kind in other files: a method named over a printed config (tests/test_config.py), adapters
+# (tests/policy/test_adapters.py), and in TRL (tests/integrations/test_trl_settings.py).
 
 
 def rows(path: Path, *given: dict[str, Any]) -> Path:
@@ -202,7 +204,7 @@ def rows(path: Path, *given: dict[str, Any]) -> Path:
 
 
 JUDGE = "tests.train.tiny.judge"
-BRIEF = "tests.evaluate.test_eval_run.brief"
+BRIEF = "tests.evaluate.scripted.brief"
 
 
 @pytest.mark.parametrize(
