@@ -222,6 +222,7 @@ def test_peak_memory_is_the_process_s_own_whoever_started_it() -> None:
 
 
 # W&B and trackio themselves, offline: what a run sends them, under which names, and that a resume goes on with it.
+# Neither is skipped where it is missing: both are in the `dev` extra.
 
 
 BLOCK = 32_768
