@@ -108,7 +108,9 @@ def test_cells_with_one_seed_start_from_the_same_accuracy(compared: tuple[Path, 
     assert all(len(values) == 1 for values in starts.values())
 
 
-def test_finished_cells_are_not_run_again_and_new_ones_join(compared: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_finished_cells_are_not_run_again_and_new_ones_join(
+    compared: tuple[Path, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, finished, _ = compared
     out = tmp_path / "out"
     shutil.copytree(finished, out)
@@ -116,16 +118,18 @@ def test_finished_cells_are_not_run_again_and_new_ones_join(compared: tuple[Path
     lost = out / "raw" / "r3-seed1.json"  # as if the comparison had been killed before it was written
     numbers = json.loads(lost.read_text())
     lost.unlink()
-    done = run_r3(*arguments(folder, out, "--seeds", "2", methods="grpo,r3"))
-    assert "3 of 4 cells are finished already" in done.stdout
+    assert main(arguments(folder, out, "--seeds", "2", methods="grpo,r3")) == 0
+    assert "3 of 4 cells are finished already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before  # the run was over: only its numbers were taken
     assert json.loads(lost.read_text()) == numbers
-    refused = run_r3(*arguments(folder, out, "train.learning_rate=0.5"), check=False)
-    assert refused.returncode == 2
-    assert re.fullmatch(r"r3: .*made otherwise \(common.train.learning_rate 0.001 → 0.5\).*\n", refused.stderr)
+    assert main(arguments(folder, out, "train.learning_rate=0.5")) == 2
+    refusal = capsys.readouterr().err
+    assert re.fullmatch(r"r3: .*made otherwise \(common.train.learning_rate 0.001 → 0.5\).*\n", refusal)
 
 
-def test_a_failing_cell_leaves_the_others_alone(compared: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_a_failing_cell_leaves_the_others_alone(
+    compared: tuple[Path, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, finished, _ = compared
     out = tmp_path / "out"
     shutil.copytree(finished, out)
@@ -133,10 +137,10 @@ def test_a_failing_cell_leaves_the_others_alone(compared: tuple[Path, Path, str]
     broken.mkdir(parents=True)
     (broken / "not a run").touch()  # r3 train refuses a directory that holds something else
     more = ["--variant", "broken=grpo,method.replay.k=3", "--seeds", "1"]
-    done = run_r3(*arguments(folder, out, *more), check=False)
-    assert done.returncode == 1
-    assert "broken seed 0 failed" in done.stderr
-    assert "not a run directory" in done.stdout
+    assert main(arguments(folder, out, *more)) == 1
+    said = capsys.readouterr()
+    assert "broken seed 0 failed" in said.err
+    assert "not a run directory" in said.out
     report = (out / "report.md").read_text()
     assert "**Not finished:**" in report
     assert "broken seed 0" in report
@@ -201,7 +205,7 @@ def test_older_cells_without_results_of_each_problem_have_intervals_over_seeds_o
 
 
 def test_seeds_that_were_looked_at_are_declared_and_told_apart(
-    compared: tuple[Path, Path, str], tmp_path: Path
+    compared: tuple[Path, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, finished, _ = compared
     out = tmp_path / "out"
@@ -214,10 +218,11 @@ def test_seeds_that_were_looked_at_are_declared_and_told_apart(
     (out / "raw" / "young-seed1.json").write_text(
         (out / "raw" / "r3-seed1.json").read_text().replace('"r3"', '"young"')
     )
-    done = run_r3(*more, *plan)
-    assert f"note: {out} has results for seed 1 of this task already" in done.stdout
+    assert main([*more, *plan]) == 0
+    assert f"note: {out} has results for seed 1 of this task already" in capsys.readouterr().out
     assert json.loads((out / "raw" / "plan.json").read_text())["looked_at"] == [0]
-    assert "note:" not in run_r3(*more, *plan).stdout  # the same command goes on
+    assert main([*more, *plan]) == 0  # the same command goes on
+    assert "note:" not in capsys.readouterr().out
     assert main(["compare", "--report-only", str(out)]) == 0
     report = (out / "report.md").read_text()
     assert "Settings were chosen on seed 0: only the last table is of these" in report

@@ -25,7 +25,7 @@ from r3.errors import ConfigError, TaskError
 from r3.run import RunFiles
 from tests.evaluate.eval_process import arguments_of
 from tests.evaluate.scripted import brief, graded
-from tests.train.tiny import overrides, run_r3
+from tests.train.tiny import overrides
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -73,14 +73,14 @@ def test_curves_are_real_images(tmp_path: Path) -> None:
 
 
 def test_killed_and_resumed_gives_the_same_results(tmp_path: Path) -> None:
-    arguments = [*SMALL, "--max-tokens", "44", "--out"]
-    assert in_process(0, *arguments, tmp_path / "whole") == 0
-    assert in_process(3, *arguments, tmp_path / "killed") == -signal.SIGKILL
+    arguments = [*SMALL, "--max-tokens", "44"]
+    evaluated(tmp_path / "whole", *arguments)
+    assert in_process(3, *arguments, "--out", tmp_path / "killed") == -signal.SIGKILL
     cut = (tmp_path / "killed" / "responses.jsonl").read_bytes()
     assert 0 < cut.count(b"\n") < 40
     assert not cut.endswith(b"\n")
     assert not (tmp_path / "killed" / "results.json").exists()
-    assert in_process(0, *arguments, tmp_path / "killed") == 0
+    evaluated(tmp_path / "killed", *arguments)
     for name in ("results.json", "results.md"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     kept, whole = (sorted((tmp_path / run / "responses.jsonl").read_text().split("\n")) for run in ("killed", "whole"))
@@ -230,7 +230,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = "task.template='{id}: {question}'"
     settings = overrides(folder, train__epochs=2, run__keep_checkpoints=9)
     own = [setting for setting in settings if not setting.startswith("task.verifier")]
-    run_r3("train", "--quiet", *own, *rewards, asked)
+    assert main(["train", "--quiet", *own, *rewards, asked]) == 0
     assert RunFiles(folder / "run").checkpoints.steps() == [2, 4]
     return folder / "run"
 

@@ -176,7 +176,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
         subprocess.run(["mount", "-o", "remount,size=100M", disk], check=True)
         reached = read_metrics(disk / "run")[-1]["step"]
-        done = run_r3("train", "--quiet", "--resume", disk / "run", f"train.steps={reached + 2}")
+        assert main(["train", "--quiet", "--resume", str(disk / "run"), f"train.steps={reached + 2}"]) == 0
         assert read_metrics(disk / "run")[-1]["step"] == reached + 2
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -353,7 +353,7 @@ def test_a_reward_that_was_edited_does_not_go_on_as_the_same_run(
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("task: {rewards: edited_reward_of_a_test.odd}\n")
     given = [text for text in overrides(tmp_path, train__steps=2) if not text.startswith("task.verifier")]
-    run_r3("train", "--quiet", recipe, *given)
+    assert main(["train", "--quiet", str(recipe), *given]) == 0
     more = ["train", "--quiet", "--resume", tmp_path / "run", "train.steps=3"]
     module.write_text("def odd(completion):\n    return float(len(completion) % 3 == 0)\n")
     before = read_metrics(tmp_path / "run")
@@ -367,26 +367,28 @@ def test_a_reward_that_was_edited_does_not_go_on_as_the_same_run(
     assert "functions" in noted["changed_inputs"]
 
 
-def test_an_evaluation_is_not_taken_for_that_of_another_model(tmp_path: Path) -> None:
+def test_an_evaluation_is_not_taken_for_that_of_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Trained again under the same name, with the answers of the first run's model still there."""
-    asked = ["--samples", "1", "--device", "cpu", "--out", tmp_path / "eval"]
-    run_r3("train", "--quiet", *overrides(tmp_path, train__steps=2))
-    run_r3("eval", tmp_path / "run", *asked)
-    run_r3("eval", tmp_path / "run", *asked)  # the same one goes on
+    evaluate = ["eval", str(tmp_path / "run"), "--samples", "1", "--device", "cpu", "--out", str(tmp_path / "eval")]
+    assert main(["train", "--quiet", *overrides(tmp_path, train__steps=2)]) == 0
+    assert main(evaluate) == 0
+    assert main(evaluate) == 0  # the same one goes on
     (tmp_path / "run").rename(tmp_path / "first")
-    run_r3("train", "--quiet", *overrides(tmp_path, train__steps=2, run__seed=7))
-    done = run_r3("eval", tmp_path / "run", *asked, check=False)
-    assert done.returncode == 2
-    assert "holds an evaluation made otherwise (weights " in done.stderr
+    assert main(["train", "--quiet", *overrides(tmp_path, train__steps=2, run__seed=7)]) == 0
+    assert main(evaluate) == 2
+    assert "holds an evaluation made otherwise (weights " in capsys.readouterr().err
 
 
 def test_an_evaluation_has_the_limit_of_the_runs_own(tmp_path: Path) -> None:
     settings = overrides(tmp_path, train__steps=1, evaluate__max_tokens=40, rollout__max_tokens=3)
-    run_r3("train", "--quiet", *settings)
+    assert main(["train", "--quiet", *settings]) == 0
     last = read_metrics(tmp_path / "run")[-1]
     again = r3.Run(tmp_path / "run").evaluate()
     assert (again["accuracy"], again["truncated"]) == (last["heldout/accuracy"], last["heldout/truncated"])
-    run_r3("eval", tmp_path / "run", "--samples", "1", "--device", "cpu", "--out", tmp_path / "eval")
+    evaluate = ["eval", str(tmp_path / "run"), "--samples", "1", "--device", "cpu", "--out", str(tmp_path / "eval")]
+    assert main(evaluate) == 0
     assert json.loads((tmp_path / "eval" / "about.json").read_text())["max_tokens"] == 40
 
 

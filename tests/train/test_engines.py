@@ -45,7 +45,7 @@ from tests.tokenizing import char_tokenizer
 from tests.train.test_bad_input import refused
 from tests.train.test_resume import MOMENTS
 from tests.train.test_train import contents
-from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3, save_model
+from tests.train.tiny import ROOT, command, overrides, read_metrics, save_model
 
 
 def train(folder: Path, **settings: Any) -> list[dict[str, Any]]:
@@ -319,7 +319,7 @@ def test_a_signal_waits_for_the_answers_under_way_and_keeps_them(tmp_path: Path,
     assert checkpoint is not None
     kept = torch.load(checkpoint.path / "trainer.pt", weights_only=True)["ahead"]["answers"]
     assert len(kept) >= 4
-    run_r3("train", "--quiet", "--resume", tmp_path / "run")
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "run")]) == 0
     same(tmp_path, uninterrupted)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
+from r3.cli import main
 from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
 from r3.policy.model import Policy
@@ -29,7 +30,7 @@ from r3.train.settings import TrainSettings
 from r3.train.stream import QueryStream
 from tests.method.makers import make_group, make_sample
 from tests.train.test_train import contents
-from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3, save_model
+from tests.train.tiny import ROOT, command, overrides, read_metrics, save_model
 
 TOKENS = [11, 7, 23, 4]
 
@@ -150,7 +151,7 @@ def test_a_run_that_is_killed_remembers_what_it_replayed(tmp_path: Path, setting
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    run_r3("train", "--quiet", *overrides(whole, **settings))
+    assert main(["train", "--quiet", *overrides(whole, **settings)]) == 0
     lines = read_metrics(whole / "run")
     assert (sum(line.get("replay/used_up", 0) for line in lines) > 0) == (value == 1)
     assert sum(line.get("replay/cross_context", 0) for line in lines) > 0
@@ -164,7 +165,7 @@ def test_a_run_that_is_killed_remembers_what_it_replayed(tmp_path: Path, setting
         os.sched_yield()
     process.kill()
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
-    run_r3("train", "--quiet", "--resume", cut / "run")
+    assert main(["train", "--quiet", "--resume", str(cut / "run")]) == 0
     assert read_metrics(cut / "run") == lines
     assert contents(cut) == contents(whole)
     remembered = []
@@ -269,7 +270,7 @@ def test_with_it_off_queries_come_in_their_turn() -> None:
 def test_killed_and_resumed_the_same_queries_are_asked_again(tmp_path: Path, method: str) -> None:
     more = {"train__epochs": 4, "run__checkpoint_every": 3, "reward__length_bonus": "auto", "method": method}
     more |= {"method__revisit__start_at": "null", "method__revisit__min_rate": 0, "method__revisit__cooldown": 1}
-    run_r3("train", "--quiet", *overrides(tmp_path, **more))
+    assert main(["train", "--quiet", *overrides(tmp_path, **more)]) == 0
     whole = read_metrics(tmp_path / "run")
     assert sum(line.get("revisit/asked", 0) for line in whole) > 2
     run = tmp_path / "killed" / "run"
@@ -280,5 +281,5 @@ def test_killed_and_resumed_the_same_queries_are_asked_again(tmp_path: Path, met
         os.sched_yield()
     process.kill()
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
-    run_r3("train", "--quiet", "--resume", run)
+    assert main(["train", "--quiet", "--resume", str(run)]) == 0
     assert contents(tmp_path / "killed") == contents(tmp_path)

@@ -18,7 +18,7 @@ import pytest
 from r3.buffer import SampleBuffer
 from r3.cli import main
 from tests.train.test_train import contents
-from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3
+from tests.train.tiny import ROOT, command, overrides, read_metrics
 
 SETTINGS = {"train__epochs": 4, "run__checkpoint_every": 3}  # 8 steps, an epoch is 2; checkpoints at 3, 6 and 8
 
@@ -26,7 +26,7 @@ SETTINGS = {"train__epochs": 4, "run__checkpoint_every": 3}  # 8 steps, an epoch
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    run_r3("train", "--quiet", *overrides(folder, **SETTINGS))
+    assert main(["train", "--quiet", *overrides(folder, **SETTINGS)]) == 0
     return folder
 
 
@@ -64,7 +64,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, uninterrupted: 
         os.sched_yield()
     process.kill()
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
-    run_r3("train", "--quiet", "--resume", run)
+    assert main(["train", "--quiet", "--resume", str(run)]) == 0
     assert read_metrics(run) == read_metrics(uninterrupted / "run")
     assert contents(tmp_path) == contents(uninterrupted)
     last = "checkpoints/step-000008/policy/model.safetensors"
@@ -91,7 +91,7 @@ def test_a_signal_ends_in_a_checkpoint_and_says_how_to_go_on(
     assert process.returncode == code
     assert f"r3 train --resume {run}" in errors
     assert any((run / "checkpoints").glob("step-*"))
-    run_r3("train", "--quiet", "--resume", run)
+    assert main(["train", "--quiet", "--resume", str(run)]) == 0
     assert read_metrics(run) == read_metrics(uninterrupted / "run")
 
 
