@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from r3.cli import main
 from r3.run import RunFiles
 from tests.train.tiny import ROOT, command, helped, overrides, run_r3
 from tests.view.browser import Page, browser, page, visit
@@ -205,20 +206,21 @@ def test_the_theme_and_the_list_of_keys(finished: Path, serve: Serve, page: Page
 def test_a_run_in_progress_appears_as_it_goes_on(model: Path, tmp_path: Path, serve: Serve, page: Page) -> None:
     """The viewer is open before the second half of the run: new steps come without a reload, and nothing moves."""
     settings = overrides(model, run__dir=tmp_path / "run", train__steps=2)
-    run_r3("train", "--quiet", *settings)
+    assert main(["train", "--quiet", *settings]) == 0
     url = serve(tmp_path / "run")
     visit(page, url)
     assert "step 2" in page.locator(".status").inner_text()
     before = page.locator(".chart").nth(3).bounding_box()
     resumed = command("train", "--quiet", "--resume", tmp_path / "run", "train.steps=4000", "train.epochs=3000")
     with subprocess.Popen(resumed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as going:
-        page.wait_for_selector(".status[data-status=running]")
-        page.wait_for_function("() => Number(document.querySelector('.tile b').textContent) > 3")
-        assert page.locator(".chart").nth(3).bounding_box() == before
-        page.keyboard.press("2")  # the newest step is followed
-        page.wait_for_function("() => Number(document.querySelector('input[type=number]')?.value) > 4")
-        going.terminate()
-        going.wait()
+        try:
+            page.wait_for_selector(".status[data-status=running]")
+            page.wait_for_function("() => Number(document.querySelector('.tile b').textContent) > 3")
+            assert page.locator(".chart").nth(3).bounding_box() == before
+            page.keyboard.press("2")  # the newest step is followed
+            page.wait_for_function("() => Number(document.querySelector('input[type=number]')?.value) > 4")
+        finally:
+            going.terminate()  # or a test that fails would wait for four thousand steps
     page.wait_for_selector(".status[data-status=stopped]")
 
 
@@ -249,7 +251,7 @@ def test_answers_of_an_earlier_run_say_so(finished: Path, tmp_path: Path, serve:
     settings = overrides(
         finished.parent, method="rlep", buffer__successes_from=finished, train__steps=2, run__dir=tmp_path / "run"
     )
-    run_r3("train", "--quiet", *settings)
+    assert main(["train", "--quiet", *settings]) == 0
     table = RunFiles(tmp_path / "run").rollouts.contents(1)
     assert table is not None
     group = next(i for i, about in enumerate(table.summaries) if len(about["outcomes"]) > about["fresh"])
@@ -277,7 +279,7 @@ def test_groups_that_were_helped_say_how(
     tmp_path: Path, serve: Serve, page: Page, method: str, badge: str, story: str
 ) -> None:
     settings = overrides(tmp_path, method=method, reward__length_bonus="auto", train__steps=1)
-    run_r3("train", "--quiet", *settings, *helped(tmp_path), "method.demonstration.trusted=true")
+    assert main(["train", "--quiet", *settings, *helped(tmp_path), "method.demonstration.trusted=true"]) == 0
     table = RunFiles(tmp_path / "run").rollouts.contents(1)
     assert table is not None
     kind = {"sage": "hint"}.get(method, method)
@@ -334,7 +336,7 @@ def test_whatever_lies_below_yield_is_drawn(copy: Path, serve: Serve, page: Page
 
 def test_a_run_without_mechanisms_has_no_such_charts(model: Path, tmp_path: Path, serve: Serve, page: Page) -> None:
     settings = overrides(model, method="grpo", train__steps=2, run__dir=tmp_path / "run")
-    run_r3("train", "--quiet", *[setting for setting in settings if not setting.startswith("method.")])
+    assert main(["train", "--quiet", *[setting for setting in settings if not setting.startswith("method.")]]) == 0
     visit(page, serve(tmp_path / "run"))
     titles = page.locator(".yields h3").all_inner_texts()
     # What GRPO's own answers tell: the AUC that a ranking would have, and right answers per token.

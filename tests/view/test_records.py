@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from r3 import SampleBuffer
+from r3.cli import main
 from r3.config import Config, dump, validate
 from r3.run import RunFiles
 from r3.view.answers import group_view, peaks
@@ -170,7 +171,7 @@ def test_an_export_has_the_settings(finished: Path, tmp_path: Path, page: Page) 
 @pytest.fixture(scope="module")
 def probe(model: Path) -> Path:
     """The folder of a real probe of the tiny model."""
-    run_r3("probe", *overrides(model), "--tokens", "4000", "--out", model / "probe")
+    assert main(["probe", *overrides(model), "--tokens", "4000", "--out", str(model / "probe")]) == 0
     return model / "probe"
 
 
