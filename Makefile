@@ -105,8 +105,7 @@ $(TRL_OLDEST)/.ready: pyproject.toml $(READY)
 	touch $@
 
 test-trl-oldest: $(TRL_OLDEST)/.ready ## the TRL adapter's tests with the oldest TRL that it takes
-	PYTHONPATH=$(TRL_OLDEST) $(BIN)/pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_trl_chat.py \
-	  tests/integrations/test_contract.py
+	PYTHONPATH=$(TRL_OLDEST) $(BIN)/pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_contract.py
 
 test-slow: $(READY) ## the tests that make test leaves out, since each takes half a minute: hogs in the sandbox, four processes, compiled shards
 	$(BIN)/pytest -n 2 -m slow

@@ -21,6 +21,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import r3
+from r3.cli import main
 from r3.errors import ConfigError, RunError, TaskError
 from tests.train.tiny import ROOT, judge, read_metrics, run_r3, save_model
 
@@ -103,7 +104,7 @@ def test_it_is_the_run_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     config["run"]["dir"] = str(tmp_path / "again")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config))
-    run_r3("train", tmp_path / "recipe.yaml")
+    assert main(["train", "--quiet", str(tmp_path / "recipe.yaml")]) == 0
     assert read_metrics(tmp_path / "again") == read_metrics(run.directory)
 
 

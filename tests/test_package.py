@@ -1,15 +1,23 @@
-"""The package as a user meets it: what importing it costs, what it exports, that its layers look one way only."""
+"""The package as a user meets it: its import, exports and layers, and the wheel from an empty folder.
+
+Covers r3.commands.recipes.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import r3
+from tests.test_docs import chat_model, first_query
+from tests.train.tiny import ROOT
 
 SOURCE = Path(r3.__file__).parent
 # Who may import whom: a room only rooms to its left on the street (docs/architecture.md).
@@ -102,3 +110,143 @@ def _imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     return modules | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+
+
+# What a user of the wheel does from an empty folder: nothing of the clone is in reach, nothing is fetched.
+
+
+REWARDS = """
+import os, signal
+
+def right(completions, answer, **columns):
+    if os.environ.get("STOP") and not os.path.exists("stopped"):
+        open("stopped", "w").close()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [float(ord(text[0]) % 2 == int(wanted) % 2) if text else 0.0 for text, wanted in zip(completions, answer)]
+
+def brief(completion):
+    return 1 / (1 + len(completion))
+
+async def level(completion, level):
+    return None if level == "easy" else 0.5
+"""
+SETTINGS = {
+    "task.name": "file",
+    "task.path": "sums.jsonl",
+    "task.question_column": "question",
+    "task.system": "You are a careful clerk.",
+    "task.template": "'A {level} one: {question}'",
+    "task.rewards": "[my_rewards.right, {function: my_rewards.brief, weight: 0.1, truncated: judge}, my_rewards.level]",
+    "task.outcome": "right",
+    "task.heldout": 8,
+    "model.path": "model",
+    "model.device": "cpu",
+    "model.lora.enabled": "true",
+    "model.lora.rank": 4,
+    "model.lora.targets": "[q_proj, v_proj]",
+    "method.reflection.max_prompt_tokens": 900,
+    "rollout.group_size": 4,
+    "rollout.max_tokens": 12,
+    "train.queries_per_step": 4,
+    "train.steps": 3,
+    "train.learning_rate": "1e-3",
+    "run.dir": "runs/mine",
+    "run.threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the built wheel in it; what it needs is this environment's."""
+    pytest.importorskip("hatchling", reason="builds the wheel: pip install hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    subprocess.run([*pip, str(folder / "site"), str(wheel)], check=True, capture_output=True)
+    return folder / "site"
+
+
+class Desk:
+    """An empty folder, and `r3` as it was installed."""
+
+    def __init__(self, folder: Path, site: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{folder}", "HF_HUB_OFFLINE": "1"}
+
+    def python(self, *arguments: str | Path, code: int = 0, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def r3(self, *arguments: str | Path, code: int = 0, **environment: str) -> str:
+        return self.python("-m", "r3", *arguments, code=code, **environment)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, site: Path) -> Desk:
+    desk = Desk(tmp_path, site)
+    assert Path(desk.python("-c", "import r3; print(r3.__file__)").strip()).is_relative_to(site)
+    return desk
+
+
+def settings(more: Sequence[str] = ()) -> list[str]:
+    return [*(f"{key}={value}" for key, value in SETTINGS.items()), *more]
+
+
+def test_own_data_from_training_to_a_model_that_transformers_loads(desk: Desk) -> None:
+    """Own rows, three reward functions, a system prompt, LoRA: train, stop, resume, evaluate, view, merge, load."""
+    folder = desk.folder
+    rows = [
+        {"question": f"What is {a}+{b}?", "answer": str(a + b), "level": "easy" if a < 4 else "hard"}
+        for a in range(2, 6)
+        for b in range(2, 7)
+    ]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "my_rewards.py").write_text(REWARDS)
+    chat_model(folder / "model")
+
+    assert "dry run passed" in desk.r3("train", "--dry-run", *settings())
+    assert not (folder / "runs").exists()
+    desk.r3("train", *settings(), code=143, STOP="1")
+    resumed = desk.r3("train", "--resume", "runs/mine")
+    assert "Held-out accuracy" in resumed
+    assert "Held-out rewards by name" in resumed
+    lines = [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert all("reward/brief" in line for line in lines[1:])
+
+    desk.r3("eval", "runs/mine", "--samples", "2", "--device", "cpu")
+    found = json.loads((folder / "evals/mine/step-000003/results.json").read_text())["tasks"]["task"]
+    assert found["problems"] == 8
+    assert "brief" in found["rewards"]
+    measured = "import r3; print(r3.Run('runs/mine').evaluate()['total'])"
+    assert desk.python("-c", measured).strip() == "8"
+
+    desk.r3("view", "runs/mine", "--export", "report.html")
+    assert "<html" in (folder / "report.html").read_text()
+    assert "mine" in desk.r3("show", "runs/mine")
+    with_system = desk.r3("show", "runs/mine", "--group", f"1/{first_query(folder / 'runs' / 'mine')}")
+    assert "You are a careful clerk." in with_system
+
+    desk.r3("models", "merge", "runs/mine/checkpoints/step-000003/policy", "--to", "merged")
+    load = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; M.from_pretrained('merged'); "
+    assert desk.python("-c", load + "print(len(T.from_pretrained('merged')('7+5=').input_ids))").strip() != "0"
+
+
+def test_its_recipes_are_there(desk: Desk) -> None:
+    names = [line.split()[0] for line in desk.r3("recipes").splitlines()]
+    assert names == sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+    desk.r3("recipes", "copy", *names)
+    for name in names:
+        copy = desk.folder / "recipes" / f"{name}.yaml"
+        assert copy.read_bytes() == (ROOT / "recipes" / f"{name}.yaml").read_bytes()
+    desk.r3("train", "recipes/compare-embedded.yaml", "--dry-run")

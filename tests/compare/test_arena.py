@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import arena, arena_page
 
 from r3.compare.analysis import Comparison
 from r3.compare.plan import RATE, Plan
 from r3.compare.records import BINS, SERIES, TOTALS, Record, record_path, write_record
 from r3.compare.runner import Outcome, cells_of
 from r3.method.presets import METHODS
+from tools import arena, arena_page
 
 BEST = {"grpo": 1e-4, "maxrl": 3e-4, "rl-zvp": 3e-5}
 STRENGTH = {"grpo": 0.3, "maxrl": 0.6, "rl-zvp": 0.3, "luffy": 0.5, "sage": 0.4}

@@ -1,4 +1,4 @@
-"""`r3 eval` as a user runs it: the embedded model on the embedded task, and responses saved elsewhere.
+"""`r3 eval` as a user runs it: a model, a run's directory, and responses saved elsewhere.
 
 Covers r3.commands.eval, r3.commands.eval_tasks.
 """
@@ -19,9 +19,13 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from r3.cli import main
 from r3.commands.eval import run
 from r3.errors import ConfigError, TaskError
+from r3.run import RunFiles
 from tests.evaluate.eval_process import arguments_of
+from tests.evaluate.scripted import brief, graded
+from tests.train.tiny import overrides
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -69,14 +73,14 @@ def test_curves_are_real_images(tmp_path: Path) -> None:
 
 
 def test_killed_and_resumed_gives_the_same_results(tmp_path: Path) -> None:
-    arguments = [*SMALL, "--max-tokens", "44", "--out"]
-    assert in_process(0, *arguments, tmp_path / "whole") == 0
-    assert in_process(3, *arguments, tmp_path / "killed") == -signal.SIGKILL
+    arguments = [*SMALL, "--max-tokens", "44"]
+    evaluated(tmp_path / "whole", *arguments)
+    assert in_process(3, *arguments, "--out", tmp_path / "killed") == -signal.SIGKILL
     cut = (tmp_path / "killed" / "responses.jsonl").read_bytes()
     assert 0 < cut.count(b"\n") < 40
     assert not cut.endswith(b"\n")
     assert not (tmp_path / "killed" / "results.json").exists()
-    assert in_process(0, *arguments, tmp_path / "killed") == 0
+    evaluated(tmp_path / "killed", *arguments)
     for name in ("results.json", "results.md"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     kept, whole = (sorted((tmp_path / run / "responses.jsonl").read_text().split("\n")) for run in ("killed", "whole"))
@@ -209,3 +213,101 @@ def test_bad_options_are_refused_by_name(arguments: list[str], capsys: pytest.Ca
     with pytest.raises(SystemExit):
         arguments_of(*arguments)
     assert f"argument {arguments[1]}" in capsys.readouterr().err
+
+
+# `r3 eval RUN_DIR`: what a run trained, on its own problems, under its own prompts and rewards, or as one asks.
+
+
+LIMITS = ["--samples", "2", "--device", "cpu", "--temperature", "1"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps with checkpoints at the second and the last; a reward of one's own, a template with a column."""
+    folder = tmp_path_factory.mktemp("trained")
+    named = [f"{{function: tests.evaluate.scripted.{name}, weight: 2}}" for name in ("graded", "brief")]
+    rewards = [f"task.rewards=[{', '.join(named)}]", "task.outcome=graded", "task.right_above=0.3"]
+    asked = "task.template='{id}: {question}'"
+    settings = overrides(folder, train__epochs=2, run__keep_checkpoints=9)
+    own = [setting for setting in settings if not setting.startswith("task.verifier")]
+    assert main(["train", "--quiet", *own, *rewards, asked]) == 0
+    assert RunFiles(folder / "run").checkpoints.steps() == [2, 4]
+    return folder / "run"
+
+
+def evaluated_run(folder: Path, *arguments: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    assert main(["eval", *map(str, arguments), *LIMITS, "--out", str(folder)]) == 0
+    rows = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    return json.loads((folder / "results.json").read_text()), rows
+
+
+def test_its_own_task_prompts_and_rewards(trained: Path, tmp_path: Path) -> None:
+    found, rows = evaluated_run(tmp_path, trained, "--temperature", "0")
+    assert found["model"] == "run step 4"
+    assert found["about"]["max_tokens"] == 12
+    assert found["tasks"]["task"]["problems"] == 4
+    for row in rows:
+        expected = graded([row["response"]], [str([0, 10, 30, 60, 90, 100][int(row["id"][1:]) % 6])])[0] > 0.3
+        assert row["right"] == (expected and not row["truncated"])
+    assert any(row["right"] for row in rows)
+    finished = [row for row in rows if not row["truncated"]]
+    for row in finished:
+        assert row["scores"]["brief"] == pytest.approx(2 / (1 + len(row["response"])))
+    mean = 2 * sum(brief(row["response"]) for row in finished) / len(rows)
+    assert found["tasks"]["task"]["rewards"]["brief"] == pytest.approx(mean)
+    (line,) = [line for line in (tmp_path / "results.md").read_text().splitlines() if "mean reward/brief" in line]
+    assert "mean reward/graded" in line
+
+
+def test_two_checkpoints_lie_side_by_side(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in ("4", "2"):
+        assert main(["eval", str(trained), "--step", step, *LIMITS]) == 0
+    assert {path.name for path in (tmp_path / "evals" / "run").iterdir()} == {
+        "step-000002",
+        "step-000004",
+        "results.md",
+    }
+    table = (tmp_path / "evals" / "run" / "results.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in table[2:]] == ["run step 2", "run step 4"]
+    assert table[-1] in capsys.readouterr().out
+
+
+def test_another_judge_template_and_set(trained: Path, tmp_path: Path) -> None:
+    found, rows = evaluated_run(tmp_path / "never", trained, "--judge", "tests.evaluate.scripted.never")
+    assert not any(row["right"] for row in rows)
+    assert found["about"]["grader"].startswith("tests.evaluate.scripted.never, ")
+    _, plain = evaluated_run(tmp_path / "plain", trained)
+    found, other = evaluated_run(tmp_path / "other", trained, "--template", "{question} {answer}?")
+    assert found["about"]["template"] == "{question} {answer}?"
+    assert [row["response"] for row in plain] != [row["response"] for row in other]
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(json.dumps({"id": "x", "asked": "1+1", "wanted": "100"}) + "\n")
+    columns = ["--question-column", "asked", "--answer-column", "wanted"]
+    judge = ["--judge", "tests.train.tiny.judge"]
+    found, rows = evaluated_run(tmp_path / "mine", trained, "--tasks", mine, *columns, *judge)
+    assert found["tasks"][str(mine)]["problems"] == 1
+    assert all(row["right"] != row["truncated"] for row in rows if row["response"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["RUN", "--step", "3"], 1, "no checkpoint of step 3; there are 2, 4 (run.keep_checkpoints)"),
+        (["embedded", "--step", "3"], 2, "--step names a checkpoint of a run"),
+        (["embedded", "--tasks", "task"], 2, "give the directory of a run as MODEL"),
+        (["RUN", "--judge", "no.such.judge"], 2, "no.such.judge: cannot import it"),
+        (["RUN", "--system", "Be brief."], 2, "system and chat_options are for chats, and chat=false"),
+        (["RUN", "--template", "{question} {levl}"], 2, "task.template asks for {levl}"),
+        (["RUN", "--question-column", "nothing"], 2, "nothing in column 'nothing'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    trained: Path, tmp_path: Path, arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(trained) if argument == "RUN" else argument for argument in arguments]
+    assert main(["eval", *given, *LIMITS, "--out", str(tmp_path / "out")]) == code
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

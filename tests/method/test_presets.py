@@ -40,8 +40,8 @@ from r3.samples import Group, Sample
 from tests.method.makers import make_group
 
 LIMIT = 20
-REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay_presets`
-ELSEWHERE = ("polaris", "prompt-replay", "sdpo", "luffy", "sage", "critique")  # `test_filling`, …, `test_help`
+REPLAYING = ("repo", "rlep", "exgrpo")  # `test_replay`
+ELSEWHERE = ("polaris", "prompt-replay", "sdpo", "luffy", "sage", "critique")  # `test_advantage`, …, `test_help`
 BASELINES = [name for name in METHODS if not name.startswith("r3") and name not in (*REPLAYING, *ELSEWHERE)]
 
 

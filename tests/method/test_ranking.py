@@ -1,9 +1,17 @@
-"""SERR against a brute-force oracle that follows the paper's sentences, loops and all."""
+"""SERR against a brute-force oracle that follows the paper's sentences, loops and all; and the gate that pays for it.
+
+Covers r3.method.ranking.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
+import statistics
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import r3
-from r3.method.ranking import structural_entropy_rewards, structure
+from r3.algorithm import Algorithm
+from r3.buffer import SampleBuffer
+from r3.method.ranking import auc, predicts, structural_entropy_rewards, structure
+from r3.method.settings import MethodSettings, RankingSettings
+from r3.samples import Group, Sample
+from tests.method.makers import REFLECTION, make_group, make_sample
+from tests.tokenizing import char_tokenizer
 
 # Few distinct values and short lists, so that ties of peak, global and score are common.
 ENTROPIES = st.lists(
@@ -107,3 +121,118 @@ def test_bad_input_is_named(entropies: list[list[float]], options: dict[str, flo
 
 def test_it_is_public() -> None:
     assert r3.structural_entropy_rewards is structural_entropy_rewards
+
+
+# `r3.method.ranking`: ranking rewards are paid only while their order is seen to tell who finishes right.
+
+
+LIMIT = 8
+FORKING, FLAT = [0.0, 0.0, 0.0, 3.0], [1.0, 1.0, 1.0, 2.0]
+"""The first half of an answer, which is what the gate sees: the first dominates the second."""
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4)), min_size=2, max_size=30))
+def test_the_standard_error_is_that_of_a_ratio_of_sums_over_groups(drawn: list[tuple[int, int]]) -> None:
+    groups = [(min(half / 2, pairs), pairs) for half, pairs in drawn]
+    share, error = auc(groups)
+    assert share == pytest.approx(sum(ordered for ordered, _ in groups) / sum(pairs for _, pairs in groups))
+    residuals = [ordered - share * pairs for ordered, pairs in groups]  # which add up to 0
+    mean_pairs = statistics.fmean(pairs for _, pairs in groups)
+    assert error == pytest.approx(statistics.stdev(residuals) / mean_pairs / math.sqrt(len(groups)), abs=1e-9)
+    open_at = [predicts(groups, RankingSettings(auc_window=2, min_auc=m / 10)) for m in range(10)]
+    assert open_at == sorted(open_at, reverse=True)  # a higher bar is never easier
+    assert not predicts(groups, RankingSettings(auc_window=1 + sum(pairs for _, pairs in groups), min_auc=0))
+
+
+@pytest.fixture
+def buffer() -> Iterator[SampleBuffer]:
+    with SampleBuffer(":memory:") as buffer:
+        yield buffer
+
+
+def algorithm(buffer: SampleBuffer, **ranking: Any) -> Algorithm:
+    given = {"peak_fraction": 0.25, "gate": True, "auc_window": 4, "limit": LIMIT, **ranking}
+    return Algorithm(MethodSettings.model_validate({"name": "r3", "ranking": given}), buffer, char_tokenizer())
+
+
+def answer(number: int, start: Sequence[float], outcome: bool, *, step: int, query: str, **more: Any) -> Sample:
+    length = 6 if outcome else LIMIT
+    return make_sample(
+        outcome,
+        query_id=query,
+        tokens=[number, step, *range(length - 2)],
+        entropies=[*start, *[0.5] * (length - 4)],
+        finish="stop" if outcome else "length",
+        step=step,
+        **more,
+    )
+
+
+def batch(step: int, *, predicts_right: bool) -> list[Group]:
+    """A group that solved some, whose right answer the order tells or tells wrongly; and one that is to be ranked."""
+    right, wrong = (FORKING, FLAT) if predicts_right else (FLAT, FORKING)
+    solved = [answer(0, right, True, step=step, query="some"), answer(1, wrong, False, step=step, query="some")]
+    stuck = [answer(2, FORKING, False, step=step, query="none"), answer(3, FLAT, False, step=step, query="none")]
+    return [make_group(solved, query_id="some"), make_group(stuck, query_id="none")]
+
+
+def paid(algorithm: Algorithm, steps: range, **kind: bool) -> list[bool]:
+    return [algorithm.learn(batch(step, **kind), version=step).counts["ranking/groups"] == 1 for step in steps]
+
+
+def test_nothing_is_paid_before_there_is_evidence_and_then_it_is(
+    buffer: SampleBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="r3"):
+        assert paid(algorithm(buffer), range(1, 7), predicts_right=True) == [False] * 4 + [True] * 2
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["ranking pauses", "ranking is paid"]
+
+
+def test_an_order_that_predicts_nothing_is_not_paid(buffer: SampleBuffer) -> None:
+    assert paid(algorithm(buffer), range(1, 9), predicts_right=False) == [False] * 8
+
+
+def test_the_newest_pairs_decide_and_a_rewind_takes_them_back(
+    buffer: SampleBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = algorithm(buffer)
+    assert paid(followed, range(1, 6), predicts_right=True)[-1]
+    with caplog.at_level(logging.INFO, logger="r3"):
+        later = paid(followed, range(6, 10), predicts_right=False)
+    assert later == [True, False, False, False]  # one step's pairs come too late for itself
+    assert caplog.records[-1].getMessage().startswith("ranking pauses: the AUC of its order is 0.75 ± 0.25 over")
+    counts = followed.learn(batch(10, predicts_right=True), version=10).counts
+    assert (counts["ranking/paused"], counts["ranking/gate_pairs"]) == (1.0, 4)
+    buffer.forget_after(5)
+    assert paid(algorithm(buffer), range(6, 10), predicts_right=False) == later
+
+
+def test_without_the_gate_nothing_changes(buffer: SampleBuffer) -> None:
+    free = algorithm(buffer, gate=False)
+    result = free.learn(batch(1, predicts_right=False), version=1)
+    assert result.counts["ranking/groups"] == 1
+    assert "ranking/paused" not in result.counts
+    assert buffer.late_pairs(4) == []
+    assert paid(algorithm(buffer, enabled=False), range(2, 4), predicts_right=True) == [False, False]
+    assert buffer.late_pairs(4) == []
+
+
+def test_entropies_are_asked_for_where_the_gate_looks(buffer: SampleBuffer) -> None:
+    """While it is closed those of late answers in groups that solved some, once it is open also of ranked ones."""
+
+    def bare(group: Group) -> Group:
+        samples = [dataclasses.replace(sample, entropies=None) for sample in group.samples]
+        return make_group(samples, query_id=group.query.id, context=group.context)
+
+    groups = [bare(group) for group in batch(9, predicts_right=True)]
+    reflected = [make_sample(o, tokens=[7, *range(5)], context=REFLECTION, query_id="some") for o in (True, False)]
+    groups.append(bare(make_group(reflected, query_id="some", context=REFLECTION)))
+    assert algorithm(buffer).needs_entropies(groups) == [(0, 0), (0, 1)]
+    paid(algorithm(buffer), range(1, 6), predicts_right=True)
+    assert algorithm(buffer).needs_entropies(groups) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert algorithm(buffer, gate=False).needs_entropies(groups) == [(1, 0), (1, 1)]
+
+
+def test_the_gate_needs_the_limit(buffer: SampleBuffer) -> None:
+    with pytest.raises(ValueError, match=r"ranking\.gate needs ranking\.limit"):
+        algorithm(buffer, limit=None).learn(batch(1, predicts_right=True), version=1)

@@ -1,12 +1,14 @@
-"""Tasks from files: formats, ids, the boxed judge, a judge of the user's own.
+"""Tasks from files: formats, ids, judges; demonstrations, hints and feedback; what is made of a question.
 
-Covers r3.tasks.data_files, r3.tasks.settings.
+Covers r3.tasks.data_files, r3.tasks.task, r3.tasks.settings.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,28 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from r3.cli import main
+from r3.config import load_config
 from r3.errors import TaskError
 from r3.samples import Message, Query
+from r3.tasks import load_task
+from r3.tasks.arithmetic import Problem
 from r3.tasks.datasets import load_file
 from r3.tasks.files import FileTask, boxed_verdict
-from r3.tasks.settings import FileSettings
+from r3.tasks.settings import (
+    ArithmeticSettings,
+    CodeSettings,
+    FileSettings,
+    GradedArithmeticSettings,
+    ReasoningGymSettings,
+    TaskSettings,
+    TinyCodeSettings,
+)
+from r3.tasks.task import INSTRUCTION
 from r3.verify import VerifierError
+from tests.train.test_bad_input import refused
+from tests.train.tiny import overrides
+from tools.writer import CAREFUL, write_working
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 
@@ -157,3 +175,240 @@ def test_a_broken_csv_file_says_where(tmp_path: Path, text: bytes, told: str) ->
     path.write_bytes(text)
     with pytest.raises(TaskError, match=told):
         load_file(path)
+
+
+# Demonstrations, hints and feedback of a task's queries: named columns of a file, and what made tasks write.
+
+
+NAMED = {"demonstration_column": "trace", "hint_column": "tips", "feedback_column": "critic"}
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def row(i: int, **more: Any) -> dict[str, Any]:
+    help = {"trace": f"It is \\boxed{{{i}}}", "tips": ["think", "add"], "critic": "count again"}
+    return {"problem": f"{i} + 0 = ?", "answer": str(i), **help, **more}
+
+
+def load(path: str, **columns: str) -> Any:
+    return load_task(FileSettings(name="file", path=path, heldout=1, **columns), seed=0)
+
+
+def test_a_file_names_its_columns(tmp_path: Path) -> None:
+    rows = [row(1), row(2, tips="just one"), row(3, trace=None, tips=None, critic=" "), row(4)]
+    path = save(tmp_path / "rows.jsonl", rows)
+    queries = load(path, **NAMED).train
+    assert [q.demonstration for q in queries] == ["It is \\boxed{1}", "It is \\boxed{2}", ""]
+    assert [q.hints for q in queries] == [("think", "add"), ("just one",), ()]
+    assert [q.feedback for q in queries] == ["count again", "count again", ""]
+    assert all((q.demonstration, q.hints, q.feedback) == ("", (), "") for q in load(path).train)
+
+
+def test_held_out_files_need_none(tmp_path: Path) -> None:
+    path = save(tmp_path / "rows.jsonl", [row(1)])
+    other = save(tmp_path / "other.jsonl", [{"problem": "9?", "answer": "9"}])
+    settings = FileSettings(name="file", path=path, heldout_path=other, **NAMED)
+    assert load_task(settings, 0).train[0].hints == ("think", "add")
+
+
+def test_a_csv_holds_one_hint(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["problem", "answer", "tips"], ["1?", "1", "count"], ["2?", "2", ""], ["3?", 3, "x"]]
+        )
+    assert [q.hints for q in load(str(path), hint_column="tips").train] == [("count",), ()]
+
+
+def test_code_has_them_too(tmp_path: Path) -> None:
+    rows = [{"problem": f"Return {i}.", "tests": [f"assert f() == {i}"], "trace": "x", "tips": "y"} for i in range(3)]
+    settings = CodeSettings(
+        name="code",
+        path=save(tmp_path / "code.jsonl", rows),
+        heldout=1,
+        demonstration_column="trace",
+        hint_column="tips",
+    )
+    task = load_task(settings, 0)
+    task.judge.close()
+    assert [(q.demonstration, q.hints) for q in task.train] == [("x", ("y",))] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "changed", "message"),
+    [
+        ("demonstration_column", {"trace": 7}, "row 2: a int in column 'trace' (task.demonstration_column)"),
+        ("feedback_column", {"critic": ["a"]}, "row 2: a list in column 'critic' (task.feedback_column)"),
+        ("hint_column", {"tips": ["a", ""]}, "row 2: column 'tips' (task.hint_column) holds neither a text nor a list"),
+        ("hint_column", {"tips": {"a": "b"}}, "write each hint as a text that is not empty"),
+        ("hint_column", {"tips": ["a", "\ud800"]}, "half a character"),
+    ],
+)
+def test_bad_cells_are_refused(tmp_path: Path, setting: str, changed: dict[str, Any], message: str) -> None:
+    path = save(tmp_path / "rows.jsonl", [row(1), row(2, **changed), row(3)])
+    with pytest.raises(TaskError) as refusal:
+        load(path, **{setting: NAMED[setting]})
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "train", *overrides(tmp_path), "task.hint_column=hints")
+    assert "row 1: no column 'hints' (there are id, problem, answer); correct task.hint_column" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resume_notices_other_hints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(i, answer="30", id=f"q{i}") for i in range(8)]
+    save(tmp_path / "task.jsonl", rows)
+    settings = overrides(tmp_path, task__hint_column="tips", train__steps=2)
+    assert main(["train", "--quiet", *settings]) == 0
+    capsys.readouterr()
+    # The judge gets all columns, so that a changed one is changed data as well.
+    save(tmp_path / "task.jsonl", [{**r, "tips": ["other"]} for r in rows])
+    line = refused(capsys, "train", "--resume", tmp_path / "run", "train.steps=3", code=1)
+    assert "the training data" in line
+    assert "the demonstrations, hints or feedback changed since the run began" in line
+
+
+def test_the_embedded_sums_have_right_working(tmp_path: Path) -> None:
+    task = load_task(ArithmeticSettings(difficulty=[2, 3, 6, 9], size=24, heldout=8), seed=3)
+    for query in task.train:
+        terms = tuple(map(int, query.prompt.rstrip("=").split("+")))
+        assert query.demonstration == write_working(Problem(terms), random.Random(0), CAREFUL)
+        assert all(query.demonstration.startswith(hint) and "#" not in hint for hint in query.hints)
+        assert sorted(set(query.hints), key=len) == list(query.hints)
+        assert len(query.hints) == min(3, len(terms) - 1)
+        assert all(hint.rpartition("=")[2].isdigit() for hint in query.hints)  # whole steps
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ArithmeticSettings(size=8),
+        GradedArithmeticSettings(name="graded-arithmetic", size=8),
+        TinyCodeSettings(name="code-tiny", size=4),
+        ReasoningGymSettings(name="reasoning-gym", family="number_sorting", size=4),
+    ],
+)
+def test_what_made_tasks_demonstrate_is_right(settings: TaskSettings) -> None:
+    if isinstance(settings, ReasoningGymSettings):
+        pytest.importorskip("reasoning_gym")
+    task = load_task(settings, seed=1)
+    try:
+        assert all(task.judge.judge(query, query.demonstration).right for query in task.train)
+        assert all(query.hints for query in task.train)
+    finally:
+        task.judge.close()
+
+
+# What is made of a question: templates, system prompts, chats in a column, instructions where a box is judged.
+
+
+CHAT = [
+    {"role": "system", "content": "You are a clerk."},
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "What is 2+2?"},
+]
+
+
+def task_of(path: Path, *rows: dict[str, Any], **settings: Any) -> FileTask:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return FileTask(FileSettings(name="file", path=str(path), heldout=0, **settings))
+
+
+def test_a_system_prompt_and_a_template_with_columns(tmp_path: Path) -> None:
+    rows = [{"problem": "Is {x} even?", "answer": "yes", "level": 3}]
+    template = "Level {level}: {question} Write \\boxed{} or {{x}}."
+    task = task_of(tmp_path / "rows.jsonl", *rows, system="Be brief.", template=template, instruction="Go on.")
+    asked = "Level 3: Is {x} even? Write \\boxed{} or {x}.\n\nGo on."
+    assert task.train[0].prompt == (Message("system", "Be brief."), Message("user", asked))
+    assert task.train[0].instruction == "Go on."
+    assert task.train[0].columns["problem"] == "Is {x} even?"
+    plain = task_of(tmp_path / "rows.jsonl", *rows, chat=False, template="Q: {question}\nA:", instruction="")
+    assert plain.train[0].prompt == "Q: Is {x} even?\nA:"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_chat_in_a_column_is_asked_as_it_is(tmp_path: Path, suffix: str) -> None:
+    rows = [{"messages": CHAT, "answer": "4"}, {"messages": CHAT[-1:], "answer": "4"}]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = FileSettings(
+        name="file", path=str(path), heldout=0, question_column="messages", system="Be brief.", instruction="Box it."
+    )
+    long, short = FileTask(settings).train
+    assert [turn.role for turn in long.prompt] == ["system", "user", "assistant", "user"]
+    assert long.prompt[0].content == "You are a clerk."  # its own system prompt comes before task.system
+    assert long.prompt[-1].content == "What is 2+2?\n\nBox it."
+    assert short.prompt == (Message("system", "Be brief."), Message("user", "What is 2+2?\n\nBox it."))
+    assert long.id != short.id
+    assert long.columns["problem"] == short.columns["problem"] == "What is 2+2?"
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "says"),
+    [
+        ({"problem": ["a", "b"]}, {}, "row 1, column 'problem': a list, but not of messages"),
+        ({"problem": [{"role": "user", "content": [{"type": "text"}]}]}, {}, "content is a list, not a text"),
+        ({"problem": CHAT[:3]}, {}, "must end with a user's turn"),
+        ({"problem": []}, {}, "must end with a user's turn"),
+        ({"problem": CHAT}, {"chat": False}, "row 1: the question is a chat: set task.chat=true"),
+        (
+            {"problem": "?"},
+            {"template": "{question} {levl}"},
+            "row 1: task.template asks for {levl}, and there are answer",
+        ),
+    ],
+)
+def test_what_makes_no_prompt_is_refused_by_row(
+    tmp_path: Path, row: dict[str, Any], settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TaskError) as caught:
+        task_of(tmp_path / "rows.jsonl", {"answer": "4", **row}, **settings)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "instruction"),
+    [
+        ({}, INSTRUCTION),
+        ({"verifier": "boxed"}, INSTRUCTION),
+        ({"verifier": "tests.train.tiny.judge"}, ""),
+        ({"rewards": "tests.train.tiny.judge"}, ""),
+        ({"rewards": "correct"}, INSTRUCTION),
+        ({"rewards": ["tests.train.tiny.judge", "boxed"], "outcome": "judge"}, INSTRUCTION),
+        ({"verifier": "tests.train.tiny.judge", "instruction": "Go."}, "Go."),
+    ],
+)
+def test_a_box_is_asked_for_where_one_is_judged(tmp_path: Path, settings: dict[str, Any], instruction: str) -> None:
+    task = task_of(tmp_path / "rows.jsonl", {"problem": "?", "answer": "4"}, **settings)
+    assert task.train[0].instruction == instruction
+    assert task.train[0].prompt[-1].content == ("?\n\n" + instruction if instruction else "?")
+
+
+def test_settings_that_contradict_each_other_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for setting, says in (
+        ("task.system=Hi", "system and chat_options are for chats, and chat=false"),
+        ("task.chat_options={tokenize: true}", "tokenize: set by r3 itself"),
+    ):
+        assert main(["train", "--quiet", *overrides(tmp_path), setting]) == 2
+        assert says in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_made_tasks_are_prompted_in_the_same_way() -> None:
+    given = ["task.name=graded-arithmetic", "task.size=1", "task.heldout=1", "task.system=Be brief."]
+    task = load_task(load_config(None, [*given, "task.template='Now: {question}'"]).task, seed=0)
+    system, asked = task.train[0].prompt
+    assert isinstance(system, Message)
+    assert system.content == "Be brief."
+    assert asked.content.startswith("Now: Compute ")
+    assert asked.content.endswith(INSTRUCTION)

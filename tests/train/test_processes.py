@@ -23,7 +23,7 @@ import torch
 from r3.cli import main
 from r3.errors import RunError
 from r3.policy.world import World
-from tests.train.tiny import ROOT, overrides, read_metrics, run_r3, save_model
+from tests.train.tiny import ROOT, overrides, read_metrics, save_model
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
 
@@ -88,7 +88,7 @@ def assert_same_run(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) ->
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The run in one process."""
     folder = tmp_path_factory.mktemp("alone")
-    run_r3("train", "--quiet", *overrides(folder, **RAGGED))
+    assert main(["train", "--quiet", *overrides(folder, **RAGGED)]) == 0
     return read_metrics(folder / "run")
 
 
@@ -108,7 +108,7 @@ def test_a_sharded_run_is_the_same_run_and_goes_on_whole_or_sharded(
     sharded = overrides(tmp_path, **RAGGED, train__shard="true", run__checkpoint_every=2, run__keep_checkpoints=9)
     finish(accelerate(2, "train", "--quiet", *sharded, "train.steps=4"))
     assert_same_run(read_metrics(tmp_path / "run"), alone[:5])
-    run_r3("train", "--quiet", "--resume", tmp_path / "run", "train.shard=false", "train.steps=5")
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "run"), "train.shard=false", "train.steps=5"]) == 0
     finish(torchrun(2, "train", "--quiet", "--resume", str(tmp_path / "run"), "train.shard=true", "train.steps=null"))
     assert_same_run(read_metrics(tmp_path / "run"), alone)
 
@@ -135,7 +135,7 @@ def test_sharded_masters_of_a_rounded_policy(tmp_path: Path) -> None:
     """
     save_model(tmp_path / "model", tied=True)
     own = {**RAGGED, "model__dtype": "bfloat16", "model__gradient_checkpointing": "true", "train__steps": 1}
-    run_r3("train", "--quiet", *overrides(tmp_path, **own, run__dir=tmp_path / "whole"))
+    assert main(["train", "--quiet", *overrides(tmp_path, **own, run__dir=tmp_path / "whole")]) == 0
     finish(torchrun(2, "train", "--quiet", *overrides(tmp_path, **own, train__shard="true")))
     states = [torch.load(next(tmp_path.glob(f"{run}/checkpoints/*/trainer.pt"))) for run in ("whole", "run")]
     whole, found = (state["optimiser"] for state in states)
@@ -147,7 +147,7 @@ def test_sharded_masters_of_a_rounded_policy(tmp_path: Path) -> None:
         assert ours.dtype == torch.float32
         # AdamW's first step is the learning rate, 1e-3, in the direction of each gradient: few are near zero.
         assert float(((ours - expected).abs() < 1e-4).float().mean()) > 0.98
-    run_r3("train", "--quiet", "--resume", tmp_path / "run", "train.shard=false", "train.steps=2")
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "run"), "train.shard=false", "train.steps=2"]) == 0
     finish(torchrun(2, "train", "--quiet", "--resume", str(tmp_path / "whole"), "train.shard=true", "train.steps=2"))
     for run in ("whole", "run"):
         assert read_metrics(tmp_path / run)[-1]["step"] == 2
@@ -232,7 +232,7 @@ def test_a_killed_process_ends_the_job_which_goes_on_with_any_number(
     # Rank 0 finds the other gone, or the launcher stops it first, between two steps.
     assert "another process of this job is gone" in output or "stopped after step" in output, output
     assert "--resume" in output
-    run_r3("train", "--quiet", "--resume", tmp_path / "run")
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "run")]) == 0
     assert_same_run(read_metrics(tmp_path / "run"), alone)
 
 

@@ -1,4 +1,4 @@
-"""Rewards of the user's own through `r3 train`: in the metrics, the rollouts and the buffer; resumed from elsewhere."""
+"""Rewards of the user's own through `r3 train`, and answers that are programs, judged by running them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 
 from r3.buffer import SampleBuffer
 from r3.cli import main
+from r3.config import load_config
 from r3.run import RunFiles
+from r3.tasks import load_task
 from tests.tokenizing import char_tokenizer
-from tests.train.tiny import ROOT, overrides, read_metrics, run_r3
+from tests.train.tiny import ROOT, overrides, read_metrics
 
 RECIPE = """\
 task:
@@ -42,7 +44,10 @@ async def polite(completion):
 
 
 def begun(folder: Path, *settings: str, module: str = "own_rewards_of_a_test") -> list[str]:
-    """A recipe with three rewards whose functions lie beside it; the arguments of `r3 train`."""
+    """A recipe with three rewards whose functions lie beside it; the arguments of `r3 train`.
+
+    A process imports a module's name once: tests that train in this one need a name each.
+    """
     (folder / "recipes").mkdir()
     (folder / "recipes" / f"{module}.py").write_text(FUNCTIONS)
     (folder / "recipes" / "own.yaml").write_text(RECIPE.format(module=module))
@@ -58,8 +63,8 @@ def in_another_process(folder: Path, *arguments: str) -> subprocess.CompletedPro
 
 
 def test_every_reward_is_logged_weighted_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = in_another_process(tmp_path, *begun(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert main(begun(tmp_path, module="own_rewards_logged")) == 0
+    capsys.readouterr()
     lines = read_metrics(tmp_path / "run")[1:]
     assert all({"reward/brief", "reward/polite"} <= line.keys() for line in lines)
     evaluated = [line for line in read_metrics(tmp_path / "run") if "heldout/accuracy" in line]
@@ -98,7 +103,7 @@ def test_a_run_is_resumed_from_another_folder(tmp_path: Path) -> None:
     whole, parts, elsewhere = tmp_path / "whole", tmp_path / "parts", tmp_path / "elsewhere"
     for folder in (whole, parts, elsewhere):
         folder.mkdir()
-    assert in_another_process(whole, *begun(whole)).returncode == 0
+    assert main(begun(whole, module="own_rewards_of_the_whole")) == 0
     assert in_another_process(parts, *begun(parts, "train.steps=2")).returncode == 0
     done = in_another_process(
         elsewhere, "train", "--quiet", "--resume", os.path.relpath(parts / "run", elsewhere), "train.steps=null"
@@ -139,14 +144,16 @@ def test_what_is_no_reward_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_function_that_raises_ends_the_run_by_name_or_counts_0_in_the_cage(tmp_path: Path) -> None:
+def test_a_function_that_raises_ends_the_run_by_name_or_counts_0_in_the_cage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = "own_rewards_that_raise"
     arguments = begun(tmp_path, module=module)
     (tmp_path / "recipes" / f"{module}.py").write_text(FUNCTIONS.replace("return 1 /", "return 1 / 0 *"))
-    done = in_another_process(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert f"r3: {module}.brief raised ZeroDivisionError (division by zero) on query 'q" in done.stderr
-    assert "mend it, or set caged: true for it in task.rewards" in done.stderr
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert f"r3: {module}.brief raised ZeroDivisionError (division by zero) on query 'q" in told
+    assert "mend it, or set caged: true for it in task.rewards" in told
     recipe = tmp_path / "recipes" / "own.yaml"
     recipe.write_text(recipe.read_text().replace("weight: 0.5", "weight: 0.5, caged: true"))
     done = in_another_process(tmp_path, *arguments, f"run.dir={tmp_path / 'caged'}")
@@ -166,15 +173,16 @@ def test_a_negative_reward_under_maxrl_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_rows_need_no_reference_answer_where_own_rewards_judge(tmp_path: Path) -> None:
+def test_rows_need_no_reference_answer_where_own_rewards_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"id": f"q{i}", "problem": f"What is {i} + {i}?"} for i in range(12)]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [setting for setting in overrides(tmp_path) if not setting.startswith("task.verifier")]
     only = "task.rewards=tests.train.test_rewards.lucky"
-    run_r3("train", "--quiet", *given, "train.steps=1", only)
-    refused = run_r3("train", "--quiet", *given, f"run.dir={tmp_path / 'other'}", check=False)
-    assert refused.returncode == 2
-    assert "nothing in column 'answer'" in refused.stderr
+    assert main(["train", "--quiet", *given, "train.steps=1", only]) == 0
+    assert main(["train", "--quiet", *given, f"run.dir={tmp_path / 'other'}"]) == 2
+    assert "nothing in column 'answer'" in capsys.readouterr().err
 
 
 def lucky(completion: str) -> float:
@@ -194,3 +202,59 @@ def test_an_outcome_that_is_never_right_is_said_once(tmp_path: Path, caplog: pyt
     (tmp_path / "fine").mkdir()
     assert main([*begun(tmp_path / "fine", "train.epochs=7", "train.steps=12")]) == 0
     assert not [record for record in caplog.records if "was right" in record.getMessage()]
+
+
+# Training on code for real: a tiny model that writes programs learns what they should do by running them.
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SHORT = ["train.steps=10", "evaluate.samples=4", "run.rollouts_every=1"]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model after its lesson, by the commands of the recipe."""
+    folder = tmp_path_factory.mktemp("code")
+    made, lesson = folder / "made", folder / "lesson"
+    assert main(["models", "make", "tiny", "--to", str(made)]) == 0
+    assert main(["sft", str(RECIPES / "sft-code-tiny.yaml"), f"model.path={made}", f"run.dir={lesson}"]) == 0
+    return lesson / "model"
+
+
+def test_a_tiny_model_improves_on_code_with_every_mechanism_acting(taught: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = str(RECIPES / "code-tiny.yaml")
+    assert main(["train", recipe, f"model.path={taught}", f"run.dir={run}", *SHORT]) == 0
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    before, *steps = lines
+    total = {key: sum(line.get(key) or 0 for line in steps) for key in ("replay/samples", "groups/reflection")}
+    assert total["replay/samples"] > 0
+    assert total["groups/reflection"] > 0
+    assert sum(line["ranking/samples"] for line in steps) > 0
+    assert mean(steps[-3:]) > 2 * mean(steps[:3])
+    assert steps[-1]["heldout/accuracy"] > before["heldout/accuracy"] + 0.05
+    ids = [query.id for query in load_task(load_config(RECIPES / "code-tiny.yaml").task, seed=0).train]
+    with SampleBuffer.open_reader(run / "buffer.sqlite") as buffer:
+        wrong = [sample for samples in buffer.history(ids, outcome=False).values() for sample in samples]
+    failed = [sample for sample in wrong if sample.reason == "fail"]
+    assert failed
+    assert all("assert f([" in sample.feedback and "It got [" in sample.feedback for sample in failed)
+
+
+def mean(steps: list[dict[str, Any]]) -> float:
+    return sum(float(line["accuracy"]) for line in steps) / len(steps)
+
+
+def test_a_graded_reward_is_the_share_of_tests_and_leaves_the_outcome(taught: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = ["task.graded=true", "task.heldout=0", "train.steps=1", f"model.path={taught}", f"run.dir={run}"]
+    assert main(["train", str(RECIPES / "code-tiny.yaml"), *few]) == 0
+    (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"step":1,' in line]
+    ids = [query.id for query in load_task(load_config(RECIPES / "code-tiny.yaml").task, seed=0).train]
+    with SampleBuffer.open_reader(run / "buffer.sqlite") as buffer:
+        samples = [sample for past in buffer.history(ids).values() for sample in past]
+    shares = [sample.reward_parts["tests"] for sample in samples if "tests" in sample.reward_parts]
+    assert shares
+    assert set(shares) <= {0.0, 1 / 3, 2 / 3}
+    assert line["reward/tests"] == pytest.approx(sum(shares) / len(samples))
+    assert all(not sample.outcome for sample in samples if "tests" in sample.reward_parts)

@@ -1,4 +1,4 @@
-"""Runs that are cut, empty, old, damaged or just beginning: something sensible is shown, and never a traceback.
+"""Runs that are cut, empty, old, damaged, hostile or just beginning: something sensible is shown, never a traceback.
 
 Covers r3.view.runs.
 """
@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import resource
 import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from r3.cli import main
 from r3.run import MetricsLog, RunDirectory, RunFiles
 from r3.view.api import Api
 from r3.view.runs import ViewedRun, open_runs
-from tests.train.tiny import run_r3
+from r3.view.show import one_line, visible
+from tests.train.tiny import run_r3, save_model
 from tests.view.browser import Page, browser, page, visit
 from tests.view.conftest import Serve
 
@@ -213,3 +222,165 @@ def test_opening_one_group_reads_only_its_bytes(finished: Path, monkeypatch: pyt
     assert len(run.tables.rows(6, 2)) == len(table.summaries[2]["outcomes"])
     assert run.tables.search(6, "no such text") == []
     assert whole == []
+
+
+# What a run directory may hold besides runs, and more visitors than there are threads.
+
+
+NAMES = ["run.json", "config.yaml", "metrics.jsonl", "buffer.sqlite", "lock", "rollouts/step-000002.jsonl.gz"]
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("special", [pipe, zeros])
+@pytest.mark.parametrize("name", NAMES)
+def test_special_files_neither_hang_nor_fill_memory(name: str, special: object, copy: Path, tmp_path: Path) -> None:
+    """Each command ends by itself within 2 GB more than Python and torch take, with a line if with an error."""
+    (copy / name).unlink()
+    special(copy / name)  # type: ignore[operator]
+    shown = limited("show", str(copy))
+    assert shown.returncode in (0, 1), shown.stderr
+    assert "Traceback" not in shown.stderr
+    exported = limited("view", str(copy), "--export", str(tmp_path / "page.html"))
+    assert exported.returncode in (0, 1), exported.stderr
+    assert "Traceback" not in exported.stderr
+    assert "unexpected" not in shown.stderr + exported.stderr
+
+
+def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (2 * 2**30, 2 * 2**30))
+
+    return subprocess.run(
+        [sys.executable, "-m", "r3", *arguments],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+
+
+def test_a_thousand_connections_at_once_all_get_an_answer(finished: Path, serve: Serve) -> None:
+    """Those beyond the threads are told that it is busy; afterwards it serves as before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4000:
+        pytest.skip("needs two thousand open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4000, hard))
+    address = urlsplit(serve(finished))
+    assert address.hostname is not None
+    assert address.port is not None
+    place = (address.hostname, address.port)
+    request = f"GET /api/runs HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+    sockets = []
+    try:
+        for _ in range(1000):
+            connection = socket.create_connection(place, timeout=120)
+            connection.sendall(request)
+            sockets.append(connection)
+        answers = Counter(connection.recv(12) for connection in sockets)
+    finally:
+        for connection in sockets:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sum(answers.values()) == 1000
+    assert set(answers) <= {b"HTTP/1.1 200", b"HTTP/1.1 404", b"HTTP/1.1 503"}, answers
+    assert answers[b"HTTP/1.1 503"] < 1000
+    with socket.create_connection(place, timeout=120) as connection:
+        connection.sendall(request)
+        assert connection.recv(8) == b"HTTP/1.1"
+
+
+def test_a_models_own_code_is_not_run_unless_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_model(tmp_path / "model")
+    trace = tmp_path / "it-ran"
+    (folder / "configuration_own.py").write_text(
+        f"open({str(trace)!r}, 'w').close()\nfrom transformers import LlamaConfig\nclass Own(LlamaConfig):\n    pass\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["train", "--dry-run", f"model.path={folder}", "task.name=arithmetic"]) == 2
+    line = capsys.readouterr().err.strip()
+    assert "model.trust_remote_code=true" in line
+    assert "\n" not in line
+    assert not trace.exists()
+
+
+# Model text that would rather be something else: on every page, in the export and in the terminal it stays text.
+
+
+SCRIPT = "</script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 2'><!--"
+TERMINAL = "\x1b[2J\x1b]0;owned\x07\x9b31m\r"
+BACKWARDS = "user\u202etxt.exe\u2066\u200f"
+LONG = "x" * 100_000
+HOSTILE = [SCRIPT, TERMINAL, BACKWARDS, LONG]
+
+
+@pytest.fixture
+def hostile(copy: Path) -> Path:
+    """A real run whose fourth step was answered by an adversary: texts, ids, verdicts, prompts."""
+    rollouts = RunFiles(copy).rollouts
+    table, rows = rollouts.contents(4), list(rollouts.read(4))
+    assert table is not None
+    for row, text in zip([row for row in rows if row["group"] == 0], HOSTILE, strict=False):
+        row |= {"response": text, "verdict": text[:200], "prompt": SCRIPT + TERMINAL, "query": SCRIPT}
+        row |= {"tokens": [7] * len(text), "widths": [1] * len(text)}
+        row |= {name: [0.5] * len(text) for name in ("entropies", "logprobs", "ratios")}
+    table.summaries[0] |= {"query": SCRIPT, "question": TERMINAL + BACKWARDS}
+    rollouts.write(4, rows, table.summaries)
+    return copy
+
+
+def check(page: Page, url: str) -> None:
+    """Look at every page that shows such text."""
+    shown = []
+    for sample in range(4):
+        visit(page, url, f"#/0/group/4/0/{sample}")
+        shown.append(page.locator(".response").text_content() or "")
+    assert SCRIPT in shown[0]
+    assert "␛[2J␛]0;owned␇⟨U+009B⟩31m" in shown[1]
+    assert "user⟨U+202E⟩txt.exe⟨U+2066⟩⟨U+200F⟩" in shown[2]
+    assert shown[3].startswith("x" * 2000)
+    assert SCRIPT in (page.locator(".prompt pre").text_content() or "")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    for address in ("steps/4", "queries", f"query/{page.evaluate('encodeURIComponent', SCRIPT)}"):
+        visit(page, url, f"#/0/{address}")
+        assert SCRIPT in page.inner_text("main")
+    assert page.evaluate("() => window.stolen") is None
+    assert page.locator("main script, main img").count() == 0
+
+
+def test_hostile_text_is_text_on_every_page(hostile: Path, serve: Serve, page: Page) -> None:
+    check(page, serve(hostile))
+
+
+def test_hostile_text_is_text_in_an_export(hostile: Path, tmp_path: Path, page: Page) -> None:
+    target = tmp_path / "report.html"
+    run_r3("view", hostile, "--export", target, "--steps", "6")
+    check(page, target.as_uri())
+
+
+def test_hostile_text_is_text_in_a_terminal(hostile: Path) -> None:
+    shown = run_r3("show", hostile, "--group", f"4/{SCRIPT}").stdout
+    assert "␛[2J␛]0;owned␇⟨U+009B⟩31m␍" in shown
+    assert "user⟨U+202E⟩txt.exe⟨U+2066⟩⟨U+200F⟩" in shown
+    assert not set(shown) & {"\x1b", "\x07", "\x9b", "\r", "\u202e"}
+    refused = run_r3("show", hostile, "--group", f"4/{TERMINAL}", check=False)
+    assert refused.returncode == 2
+    assert "\x1b" not in refused.stderr
+
+
+def test_every_control_is_made_visible() -> None:
+    steering = [chr(code) for code in (*range(32), *range(0x7F, 0xA0), 0x200E, 0x202E, 0x2066, 0xFEFF, 0x2028, 0xD800)]
+    shown = visible("".join(steering))
+    assert not set(shown) & (set(steering) - {"\t", "\n"})
+    assert len(one_line(LONG, 80)) == 80

@@ -1,18 +1,20 @@
 """Every page in a real Chromium, over a real run served by a real `r3 view`.
 
-Covers r3.view.api, r3.view.pages, r3.view.queries, r3.commands.view.
+Covers r3.commands.view, r3.view.api, r3.view.pages, r3.view.queries.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from r3.cli import main
 from r3.run import RunFiles
-from tests.train.tiny import ROOT, command, overrides, run_r3
+from tests.train.tiny import ROOT, command, helped, overrides, run_r3
 from tests.view.browser import Page, browser, page, visit
 from tests.view.conftest import Serve
 
@@ -204,18 +206,138 @@ def test_the_theme_and_the_list_of_keys(finished: Path, serve: Serve, page: Page
 def test_a_run_in_progress_appears_as_it_goes_on(model: Path, tmp_path: Path, serve: Serve, page: Page) -> None:
     """The viewer is open before the second half of the run: new steps come without a reload, and nothing moves."""
     settings = overrides(model, run__dir=tmp_path / "run", train__steps=2)
-    run_r3("train", "--quiet", *settings)
+    assert main(["train", "--quiet", *settings]) == 0
     url = serve(tmp_path / "run")
     visit(page, url)
     assert "step 2" in page.locator(".status").inner_text()
     before = page.locator(".chart").nth(3).bounding_box()
     resumed = command("train", "--quiet", "--resume", tmp_path / "run", "train.steps=4000", "train.epochs=3000")
     with subprocess.Popen(resumed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as going:
-        page.wait_for_selector(".status[data-status=running]")
-        page.wait_for_function("() => Number(document.querySelector('.tile b').textContent) > 3")
-        assert page.locator(".chart").nth(3).bounding_box() == before
-        page.keyboard.press("2")  # the newest step is followed
-        page.wait_for_function("() => Number(document.querySelector('input[type=number]')?.value) > 4")
-        going.terminate()
-        going.wait()
+        try:
+            page.wait_for_selector(".status[data-status=running]")
+            page.wait_for_function("() => Number(document.querySelector('.tile b').textContent) > 3")
+            assert page.locator(".chart").nth(3).bounding_box() == before
+            page.keyboard.press("2")  # the newest step is followed
+            page.wait_for_function("() => Number(document.querySelector('input[type=number]')?.value) > 4")
+        finally:
+            going.terminate()  # or a test that fails would wait for four thousand steps
     page.wait_for_selector(".status[data-status=stopped]")
+
+
+# A group in a real Chromium: what answers were compared with, what each was worth, where past ones come from.
+
+
+def test_the_reference_answer_and_every_reward_stand_beside_the_answer(
+    finished: Path, serve: Serve, page: Page
+) -> None:
+    rows = [row for row in RunFiles(finished).rollouts.read(5) if row["group"] == 0]
+    table = RunFiles(finished).rollouts.contents(5)
+    assert table is not None
+    url = serve(finished)
+    visit(page, url, "#/0/group/5/0/0")
+    assert page.locator(".reference pre").inner_text() == table.summaries[0]["answer"]
+    rewards = page.locator(".factrow").inner_text()
+    for name in rows[0]["reward_parts"]:
+        assert re.search(rf"\b{name} [\d−]", rewards), name
+    summary_only = len(table.summaries) - 1
+    assert table.places[summary_only] is None
+    visit(page, url, f"#/0/group/5/{summary_only}")
+    assert page.locator(".reference pre").inner_text() == table.summaries[summary_only]["answer"]
+    assert "undefined" not in page.inner_text("main")
+
+
+def test_answers_of_an_earlier_run_say_so(finished: Path, tmp_path: Path, serve: Serve, page: Page) -> None:
+    """They have no step and no id in this run, and its updates do not tell their age."""
+    settings = overrides(
+        finished.parent, method="rlep", buffer__successes_from=finished, train__steps=2, run__dir=tmp_path / "run"
+    )
+    assert main(["train", "--quiet", *settings]) == 0
+    table = RunFiles(tmp_path / "run").rollouts.contents(1)
+    assert table is not None
+    group = next(i for i, about in enumerate(table.summaries) if len(about["outcomes"]) > about["fresh"])
+    about = table.summaries[group]
+    past = len(about["outcomes"]) - about["fresh"]
+    assert set(about["steps"][about["fresh"] :]) == {0}
+    visit(page, serve(tmp_path / "run"), f"#/0/group/1/{group}/{about['fresh']}")
+    assert page.locator(".samples li.chosen .badge").inner_text() == "an earlier run"
+    assert f"{past} replayed from an earlier run" in page.locator(".head .badges").inner_text()
+    for text in ("step 0", "age", "null", "undefined"):
+        assert text not in re.sub("advantage|page", "", page.inner_text("main"), flags=re.IGNORECASE), text
+    shown = run_r3("show", tmp_path / "run", "--group", f"1/{about['query']}").stdout
+    assert "replayed from an earlier run: reward" in shown
+
+
+@pytest.mark.parametrize(
+    ("method", "badge", "story"),
+    [
+        ("luffy", "a demonstration from the data joined", "It was joined by a demonstration from the data."),
+        ("sage", "asked with a hint", "It was asked with a hint, since no answer to the plain prompt was right."),
+        ("critique", "refines a failure of this step", "A failure of this step was shown"),
+    ],
+)
+def test_groups_that_were_helped_say_how(
+    tmp_path: Path, serve: Serve, page: Page, method: str, badge: str, story: str
+) -> None:
+    settings = overrides(tmp_path, method=method, reward__length_bonus="auto", train__steps=1)
+    assert main(["train", "--quiet", *settings, *helped(tmp_path), "method.demonstration.trusted=true"]) == 0
+    table = RunFiles(tmp_path / "run").rollouts.contents(1)
+    assert table is not None
+    kind = {"sage": "hint"}.get(method, method)
+    group, about = next(
+        (i, about)
+        for i, about in enumerate(table.summaries)
+        if about["context"] == kind or (method == "luffy" and about["origins"])
+    )
+    url = serve(tmp_path / "run")
+    visit(page, url, f"#/0/group/1/{group}")
+    assert badge in page.locator(".head .badges").inner_text()
+    assert story in page.inner_text("main")
+    assert "undefined" not in page.inner_text("main")
+    shown = run_r3("show", tmp_path / "run", "--group", f"1/{about['query']}").stdout
+    if method == "luffy":
+        visit(page, url, f"#/0/group/1/{group}/{about['fresh']}")
+        assert page.locator(".samples li.chosen .badge").inner_text() == "a demonstration from the data"
+        assert "right, a demonstration from the data: reward 1.000" in re.sub(r" \([^)]*\)", "", shown)
+
+
+# What the mechanisms bring, over a run: charts of the yields that a run has metrics of.
+
+
+def test_each_mechanism_has_its_yields(finished: Path, serve: Serve, page: Page) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    pairs, in_order = (sum(line.get(f"ranking/{name}", 0) for line in lines) for name in ("pairs", "pairs_in_order"))
+    asked = lines[-1]["reflection/built"]
+    assert pairs
+    visit(page, serve(finished))
+    yields = page.locator(".yields .chart")
+    titles = [text.split("\n")[0] for text in yields.locator("h3").all_inner_texts()]
+    for title in ("Lift of reflection", "Right answers per 1,000 tokens", "Reflection on hard queries", "AUC of the"):
+        assert any(text.startswith(title) for text in titles), title
+    assert yields.locator("canvas").count() == yields.count()
+    page.keyboard.press("ArrowLeft")  # the cursor on the last step
+    page.wait_for_function("() => document.querySelector('.yields .legend b').textContent.trim() !== ''")
+    last = page.locator(".yields .chart", has_text="AUC of the ranking").locator(".legend b")
+    assert abs(float(last.inner_text()) - in_order / pairs) < 0.001
+    reflections = page.locator(".yields .chart", has_text="Reflection on hard queries").locator(".legend b").first
+    assert reflections.inner_text() == str(asked)
+
+
+def test_whatever_lies_below_yield_is_drawn(copy: Path, serve: Serve, page: Page) -> None:
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {"yield/replay/right_per_1k": line["step"], "yield/replay/fresh": 2.0, "yield/pauses": 1}
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    visit(page, serve(copy))
+    chart = page.locator(".yields .chart", has_text="Yield: replay")
+    assert chart.locator(".entry").count() == 2
+    assert "right per 1k" in chart.inner_text()
+    assert page.locator(".yields .chart", has_text="Yield: pauses").count() == 1
+
+
+def test_a_run_without_mechanisms_has_no_such_charts(model: Path, tmp_path: Path, serve: Serve, page: Page) -> None:
+    settings = overrides(model, method="grpo", train__steps=2, run__dir=tmp_path / "run")
+    assert main(["train", "--quiet", *[setting for setting in settings if not setting.startswith("method.")]]) == 0
+    visit(page, serve(tmp_path / "run"))
+    titles = page.locator(".yields h3").all_inner_texts()
+    # What GRPO's own answers tell: the AUC that a ranking would have, and right answers per token.
+    assert {title.split("\n")[0].partition(" of the")[0] for title in titles} <= {"AUC", "Yield: plain"}, titles

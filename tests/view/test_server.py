@@ -1,9 +1,13 @@
-"""The server from outside: who may ask, for what, and how it refuses."""
+"""The server from outside, and what needs none: one file to send (`--export`), and `r3 show`.
+
+Covers r3.view.export, r3.view.show.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -12,9 +16,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from r3.view.server import POLICY, is_loopback
+from r3.cli import main
+from r3.run import RunFiles
+from r3.view.export import joined_scripts, spread
+from r3.view.server import POLICY, is_loopback, static_files
 from tests.train.tiny import run_r3
+from tests.view.browser import Page, browser, page, visit
 from tests.view.conftest import Serve
+
+__all__ = ["browser", "page"]
 
 
 def ask(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -175,3 +185,107 @@ def test_the_optimisers_curves_are_there(finished: Path, serve: Serve) -> None:
     columns = answer(serve(finished), "metrics?run=0")["columns"]
     for name in ("loss", "grad_norm", "learning_rate", "clip_share/fresh", "kl/fresh"):
         assert any(value is not None for value in columns[f"update/{name}"])
+
+
+# One file, opened from disk in a browser without a network, shows the pages of the run.
+
+
+def test_an_export_opens_from_disk_and_asks_nobody(finished: Path, tmp_path: Path, page: Page) -> None:
+    target = tmp_path / "report.html"
+    said = run_r3("view", finished, "--export", target, "--steps", "4").stdout
+    assert said.startswith(f"{target}: ")
+    assert "4 steps" in said
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    url = target.as_uri()
+    visit(page, url)
+    assert page.locator(".grid").first.locator("canvas").count() == 17
+    assert "exported report" in page.locator(".status").inner_text()
+    for address in ("steps/6", "group/6/0/1", "queries", "buffer"):
+        visit(page, url, f"#/0/{address}")
+        assert "cannot be shown" not in page.inner_text("main")
+    visit(page, url, "#/0/queries")
+    page.locator("tr[data-row] a").first.click()
+    page.wait_for_selector("[data-page=query] .chart")
+    visit(page, url, "#/0/steps/6")
+    page.locator("input.search").fill("q1")
+    page.wait_for_function("() => document.querySelectorAll('tr[data-row]').length < 4")
+    visit(page, url, "#/0/group/2/0")  # not among the four steps
+    assert "not in the exported report" in page.inner_text("main")
+    assert {address.split("#")[0] for address in asked} == {url}
+    page_alone = re.sub(r'<script type="application/json".*?</script>', "", target.read_text(), flags=re.DOTALL)
+    assert "http://" not in page_alone.replace("http://www.w3.org", "")
+
+
+def test_an_export_of_no_steps_still_has_the_curves(finished: Path, tmp_path: Path, page: Page) -> None:
+    target = tmp_path / "report.html"
+    run_r3("view", finished, finished.parent / "run", "--export", target, "--steps", "0")
+    visit(page, target.as_uri())
+    assert page.locator(".run").count() == 2
+
+
+def test_the_modules_can_be_joined() -> None:
+    """No module is left out, and no `import` survives."""
+    files = static_files()
+    script = joined_scripts(files)
+    assert "\nimport " not in script
+    assert "\nexport " not in script
+    names = re.findall(r"^(?:async )?(?:const|let|function|class) (\w+)", script, re.MULTILINE)
+    assert sorted(names) == sorted(set(names))  # joined, all modules share one scope
+    for name, source in files.items():
+        if name.endswith(".js") and not name.startswith("vendor/"):
+            assert source.decode().splitlines()[0] in script, name
+            assert len(source.splitlines()) < 400, name
+
+
+def test_steps_are_spread_evenly() -> None:
+    assert spread(range(10, 20), 1) == [19]
+    assert spread(range(10, 20), 0) == []
+    assert spread([], 5) == []
+    assert spread(range(1000), 3)[0::2] == [0, 999]
+
+
+# `r3 show`, through the command.
+
+
+def test_a_summary_with_curves(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(finished)]) == 0
+    text = capsys.readouterr().out
+    assert "finished, step 6 of 6" in text
+    assert "r3-paper on file" in text
+    for row in ("accuracy", "solve-none", "replayed answers", "reflection groups", "tokens/s"):
+        assert any(line.startswith(row) for line in text.splitlines())
+    assert set(text) & set("▁▂▃▄▅▆▇█")
+    assert "--group 6/q" in text
+
+
+def test_a_group_with_every_answer(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(RunFiles(finished).rollouts.read(6))
+    query = rows[0]["query"]
+    assert main(["show", str(finished), "--group", f"6/{query}"]) == 0
+    text = capsys.readouterr().out
+    for row in rows:
+        if row["query"] == query:
+            assert f"    {row['response']}\n" in text
+    assert "advantage" in text
+
+
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        ("6", "give STEP/QUERY, e.g. --group 12/q"),
+        ("six/q1", "give STEP/QUERY"),
+        ("6/nobody", "step 6 has no group of query nobody; it has q"),
+        ("99/q1", "no rollouts were saved for step 99; they are kept of 6 steps, 1 to 6"),
+    ],
+)
+def test_a_group_that_is_not_there(finished: Path, group: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(finished), "--group", group]) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_no_run_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tmp_path / "none")]) == 2
+    assert "no such directory" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from r3.rollout.vllm.servers import VllmServerEngine
 from r3.rollout.vllm.weights import Publisher, merged_weights
 from tests.rollout.models import answers
 from tests.train import tiny
-from tests.train.test_ahead import logprobs_of, rows_of
+from tests.train.test_engines import logprobs_of, rows_of
 from tests.train.tiny import overrides, read_metrics
 
 from .models import gap, policy_of, questions, save_model, shake, tokens_of

@@ -1,4 +1,7 @@
-"""`examples/nano_r3.py`: it learns, and what it makes of a batch of groups is what `r3.method` makes of them."""
+"""The examples do what they say: `nano_r3.py` is the method in one file, `own_loop.py` a trainer of one's own.
+
+Covers r3.method.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import r3
 from r3.buffer import SampleBuffer
 from r3.config import embedded_recipe
 from r3.method.mixed import StepResult
@@ -29,25 +33,27 @@ from r3.method.settings import MethodSettings, ObjectiveSettings
 from r3.method.step import step
 from r3.policy.update import token_batch
 from r3.samples import PLAIN, Context, Group, Query, Sample
+from r3.tasks.arithmetic import problem_set
 from tests.method.makers import REFLECTION
+from tests.train.tiny import ROOT
 
-SCRIPT = Path(__file__).parents[1] / "examples/nano_r3.py"
+NANO = ROOT / "examples" / "nano_r3.py"
 SETTINGS = MethodSettings(**{**embedded_recipe()["method"], "name": "r3-paper"})
 VERSION = 30
 PROMPTS = {"plain": [7, 8, 9], "reflection": [7, 8, 9, 4, 4]}
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("nano_r3", SCRIPT)
+def load(script: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(script.stem, script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["nano_r3"] = module  # dataclasses look their module up
+    sys.modules[script.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
-nano = load()
+nano = load(NANO)
 
 
 # ---------------------------------------------------------------- recorded groups, as both know them
@@ -254,7 +260,7 @@ def test_answers_carry_the_log_probs_and_entropies_of_the_policy() -> None:
 def test_a_short_run_prints_both_accuracies_and_moves_the_weights(tmp_path: Path) -> None:
     size = ["--problems", "8", "--queries", "8", "--steps", "3"]
     run = subprocess.run(
-        [sys.executable, SCRIPT, *size, "--out", tmp_path / "policy"], capture_output=True, text=True, check=False
+        [sys.executable, NANO, *size, "--out", tmp_path / "policy"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     for when in ("before", "after"):
@@ -269,7 +275,94 @@ def test_a_short_run_prints_both_accuracies_and_moves_the_weights(tmp_path: Path
 
 
 def test_it_stays_one_file_of_one_sitting() -> None:
-    source = SCRIPT.read_text()
+    source = NANO.read_text()
     imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
     assert {module for module in imported if module and module.startswith("r3")} == {"r3.tasks.arithmetic"}
     assert len(source.splitlines()) <= 250
+
+
+# `examples/own_loop.py`: it runs, hands over what the policy really drew, and moves the policy the right way.
+
+
+OWN_LOOP = ROOT / "examples" / "own_loop.py"
+QUESTIONS = {problem.question: problem.answer for problem in problem_set(0, 12, (3, 4, 5, 8), "heldout")}
+
+
+own_loop = load(OWN_LOOP)
+tokenizer = AutoTokenizer.from_pretrained(own_loop.MODEL)
+
+
+@pytest.fixture
+def policy() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_pretrained(own_loop.MODEL, dtype=torch.float32)
+
+
+def asked() -> tuple[r3.Algorithm, r3.Asked]:
+    algorithm = r3.Algorithm(own_loop.METHOD, SampleBuffer(":memory:"), tokenizer)
+    queries = [r3.Query(question, question, answer) for question, answer in QUESTIONS.items()]
+    return algorithm, algorithm.ask([(query, 1) for query in queries], step=1)
+
+
+def logits_of(policy: torch.nn.Module, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """One sequence, without a cache."""
+    with torch.no_grad():
+        return policy(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+
+
+def test_it_runs_and_every_part_of_the_method_acts() -> None:
+    run = subprocess.run([sys.executable, OWN_LOOP], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    lines = re.findall(
+        r"^step (\d)/6  right \d+%  reflected (\d+)  replayed (\d+)  trained on (\d+)$", run.stdout, re.M
+    )
+    steps, reflected, replayed, trained = zip(*[map(int, line) for line in lines], strict=True)
+    assert steps == (1, 2, 3, 4, 5, 6)
+    assert reflected[:2] == (0, 0)  # the first epoch, in which there is nothing to show
+    assert sum(reflected) > 0
+    assert sum(replayed) > 0
+    assert min(trained) > 0
+
+
+def test_samples_are_what_the_policy_drew(policy: torch.nn.Module) -> None:
+    _, prompts = asked()
+    finishes = set()
+    for prompt in prompts.prompts:
+        samples = own_loop.sample(policy, tokenizer, prompt, version=0, step=1)
+        assert len(samples) == own_loop.GROUP_SIZE
+        for sample in samples:
+            tokens = sample.tokens.tolist()
+            finishes.add(sample.finish)
+            assert (tokens[-1] == tokenizer.eos_token_id) == (sample.finish == "stop")
+            assert tokenizer.eos_token_id not in tokens[:-1]
+            assert len(tokens) == own_loop.MAX_TOKENS or sample.finish == "stop"
+            distribution = torch.distributions.Categorical(logits=logits_of(policy, prompt.tokens.tolist(), tokens))
+            logprobs = distribution.log_prob(torch.tensor(tokens))
+            torch.testing.assert_close(torch.tensor(sample.logprobs), logprobs, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(torch.tensor(sample.entropies), distribution.entropy(), atol=1e-4, rtol=1e-4)
+            said = tokenizer.decode(tokens, skip_special_tokens=True)
+            assert sample.outcome == (sample.finish == "stop" and said.endswith(f"#{QUESTIONS[prompt.query.id]}"))
+    assert finishes == {"stop", "length"}
+
+
+def test_an_update_makes_better_answers_likelier(policy: torch.nn.Module) -> None:
+    algorithm, prompts = asked()
+    groups = [p.group(own_loop.sample(policy, tokenizer, p, version=0, step=1)) for p in prompts.prompts]
+    result = algorithm.learn(groups, version=0)
+    assert result.weighted
+    own_loop.update(policy, torch.optim.SGD(policy.parameters(), lr=0.01), result.weighted)
+    gain = 0.0
+    for row in result.weighted:
+        tokens = row.sample.tokens.tolist()
+        distribution = torch.distributions.Categorical(logits=logits_of(policy, row.prompt.tolist(), tokens))
+        moved = distribution.log_prob(torch.tensor(tokens)) - torch.tensor(row.sample.logprobs)
+        gain += row.weight * row.advantage * float(moved.sum())
+    assert gain > 0
+
+
+def test_of_the_library_it_takes_what_is_exported_the_method_and_the_task() -> None:
+    imported = {node.module for node in ast.walk(ast.parse(OWN_LOOP.read_text())) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in imported if name and name.startswith("r3")} == {
+        "r3.method.objective",
+        "r3.tasks.arithmetic",
+    }
