@@ -35,18 +35,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from r3.algorithm import Algorithm
-from r3.integrations.common import (
-    FILE,
-    Answer,
-    RunRecorder,
-    importance_metrics,
-    importance_sums,
-    open_buffer,
-    save_buffer,
-    scale_of,
-    to_groups,
-    turns_of,
-)
+from r3.integrations import common
 from r3.integrations.trl import layout
 from r3.integrations.trl.config import R3Config, changes_training
 from r3.integrations.trl.dataset import (
@@ -58,7 +47,6 @@ from r3.integrations.trl.dataset import (
     query_of,
     saved_position,
 )
-from r3.integrations.trl.layout import Plan, RankRows, lay_out, plan_rows
 from r3.integrations.trl.ranked import RankedTrainer, Row, Seen, Step, described, told_of
 from r3.method.mixed import StepResult
 from r3.samples import Query
@@ -82,7 +70,7 @@ class R3Trainer(RankedTrainer):
         self._group_size = int(args.num_generations or 0)
         self._microbatches = int(args.steps_per_generation or 0)
         self._r3_algorithm: Algorithm | None = None
-        self._r3_recorder: RunRecorder | None = None
+        self._r3_recorder: common.RunRecorder | None = None
         """Writes what r3 view reads; on the main process, as the algorithm."""
         self._r3_under_way: Step | None = None
         self._r3_further: FurtherRows | None = None
@@ -148,7 +136,7 @@ class R3Trainer(RankedTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self._r3_algorithm is not None:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            save_buffer(self._r3_algorithm.buffer, folder)  # first, so that no checkpoint looks complete without it
+            common.save_buffer(self._r3_algorithm.buffer, folder)  # first: no checkpoint looks complete without it
             if self._r3_further is not None:
                 self._r3_further.save(folder)
             self._recorder.flush()
@@ -195,7 +183,7 @@ class R3Trainer(RankedTrainer):
         self._r3_under_way = Step(len(batch), asked.prompts, asked.counts)
         for name in ("built", "early", "not_hard", "never_tried", "given_up", "no_failure", "too_long", "no_room"):
             self._metrics["train"][f"r3/reflection/{name}"].append(asked.counts.get(name, 0))
-        return [(prompt.position, turns_of(prompt.text)) for prompt in asked.reflections]
+        return [(prompt.position, common.turns_of(prompt.text)) for prompt in asked.reflections]
 
     def _further_rows(self) -> list[Row]:
         """This rank's part of rows with other queries, for groups without variance; none where all have some (DAPO)."""
@@ -212,7 +200,7 @@ class R3Trainer(RankedTrainer):
 
     # ------------------------------------------------------------- after generation
 
-    def _answers(self, batch: layout.Batch, seen: Seen) -> list[Answer]:
+    def _answers(self, batch: layout.Batch, seen: Seen) -> list[common.Answer]:
         """This rank's rows as plain values: what was drawn, how likely it was, how it was judged."""
         assert seen.rewards is not None
         logps_BC, entropies_BC = self._statistics(batch, seen)
@@ -236,7 +224,7 @@ class R3Trainer(RankedTrainer):
             n, truncated = len(tokens), tokens[-1] not in ends
             parts, right = self._judged(rewards[first + i], verdicts[first + i], truncated)
             ids = np.asarray(tokens, dtype=np.int32)
-            answers.append(Answer(prompts[i], ids, logps[i, :n], entropies[i, :n], truncated, right, parts))
+            answers.append(common.Answer(prompts[i], ids, logps[i, :n], entropies[i, :n], truncated, right, parts))
         return answers
 
     def _statistics(self, batch: layout.Batch, seen: Seen) -> tuple[Tensor, Tensor]:
@@ -259,14 +247,14 @@ class R3Trainer(RankedTrainer):
             parts[outcome] = min(0.0, parts[outcome])
         return parts, verdict > self.args.r3_right_above and not truncated
 
-    def _grouped(self, answers: Sequence[Answer]) -> None:
+    def _grouped(self, answers: Sequence[common.Answer]) -> None:
         """The answers join the step as the groups of the prompts that were asked."""
         step, size = self._step_under_way, self._group_size  # TRL lays a prompt's answers side by side
         answered = [(prompt, answers[g * size : (g + 1) * size]) for g, prompt in enumerate(step.prompts)]
         step.answers += answers
-        step.groups += to_groups(answered, version=self.state.global_step, step=self.state.global_step + 1)
+        step.groups += common.to_groups(answered, version=self.state.global_step, step=self.state.global_step + 1)
 
-    def _decide(self) -> Plan:
+    def _decide(self) -> layout.Plan:
         """Algorithm 1 from verified groups to advantages, and S ← S ∪ D_b's responses."""
         step, outcome = self._step_under_way, self.reward_func_names[self._r3_outcome]
         if warning := self._r3_watch.see(
@@ -277,12 +265,12 @@ class R3Trainer(RankedTrainer):
             warnings.warn(warning, stacklevel=2)
         self.r3_step = self._algorithm.learn(step.groups, version=self.state.global_step)
         self._recorder.took(self.r3_step, step.counts, epoch=self._epoch())
-        return plan_rows(self.r3_step, self.r3_settings)
+        return layout.plan_rows(self.r3_step, self.r3_settings)
 
-    def _trained_rows(self, batch: layout.Batch, plan: Plan, order: Sequence[int]) -> layout.Batch:
+    def _trained_rows(self, batch: layout.Batch, plan: layout.Plan, order: Sequence[int]) -> layout.Batch:
         """TRL's batch with the plan's advantages and its extra rows; `order` says which of the plan's each row is."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        laid = lay_out(
+        laid = layout.lay_out(
             (plan.advantages[list(order)] != 0).tolist(),
             ranks,
             len(plan.extra),
@@ -305,10 +293,10 @@ class R3Trainer(RankedTrainer):
         return out
 
     def _advantages(
-        self, plan: Plan, generated: Sequence[int], mine: RankRows, total: int, weight_BC: Tensor
+        self, plan: layout.Plan, generated: Sequence[int], mine: layout.RankRows, total: int, weight_BC: Tensor
     ) -> Tensor:
         """Eq. 3's advantages at the scale of TRL's loss; by token where replayed rows carry importance weights."""
-        scale = scale_of(self.r3_settings, total, plan.tokens)
+        scale = common.scale_of(self.r3_settings, total, plan.tokens)
         kept = [plan.advantages[i] * scale(plan.weights[i], plan.lengths[i]) for i in generated]
         extra = [plan.extra[i] for i in mine.extra]
         joined = [row.advantage * scale(row.weight, len(row.tokens)) for row in extra]
@@ -358,16 +346,16 @@ class R3Trainer(RankedTrainer):
 
     def _open_buffer(self, checkpoint: str | None) -> None:
         self.close_buffer()
-        path = self.args.r3_buffer_path or os.path.join(str(self.args.output_dir), FILE)
+        path = self.args.r3_buffer_path or os.path.join(str(self.args.output_dir), common.FILE)
         limits = {"per_query": self.args.r3_buffer_per_query, "total": self.args.r3_buffer_total}
-        buffer = open_buffer(path, checkpoint, **limits)
+        buffer = common.open_buffer(path, checkpoint, **limits)
         self._r3_algorithm = Algorithm(self.r3_settings, buffer, self._tokenizer, seed=self.args.seed)
         run = described(self.args, self.r3_settings, self.model, total_steps=self.state.max_steps)
         after = None if checkpoint is None else self.state.global_step
-        self._r3_recorder = RunRecorder(str(self.args.output_dir), run, self._tokenizer, buffer, after=after)
+        self._r3_recorder = common.RunRecorder(str(self.args.output_dir), run, self._tokenizer, buffer, after=after)
 
     @property
-    def _recorder(self) -> RunRecorder:
+    def _recorder(self) -> common.RunRecorder:
         assert self._r3_recorder is not None, "it is opened with the buffer"
         return self._r3_recorder
 
@@ -385,7 +373,7 @@ class R3Trainer(RankedTrainer):
             self._r3_algorithm.buffer.close()
             self._r3_algorithm = None
 
-    def _log_plan(self, plan: Plan) -> None:
+    def _log_plan(self, plan: layout.Plan) -> None:
         for name, value in plan.counts.items():
             self._metrics["train"][f"r3/{name}"].append(value)
         logged: Any = self._logs["advantages"]  # TRL's table of completions shows what was trained with
@@ -394,8 +382,8 @@ class R3Trainer(RankedTrainer):
         logged.extend(plan.advantages.tolist())
 
     def _log_importance(self, weight_T: Tensor) -> None:
-        sums = self.accelerator.gather(importance_sums(weight_T)[None]).sum(0)
-        for name, value in importance_metrics(sums).items():
+        sums = self.accelerator.gather(common.importance_sums(weight_T)[None]).sum(0)
+        for name, value in common.importance_metrics(sums).items():
             self._metrics["train"][f"r3/{name}"].append(value)
 
 
