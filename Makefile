@@ -74,8 +74,8 @@ verl-env: $(VERL)/.ready ## make .venv-verl, where the tests of the verl plugin 
 
 test-verl: verl-env ## R³ in verl's own trainers, on a local Ray with verl's FSDP2 workers and recorded answers
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out; the verifier's
-	@# tests because here it runs with another antlr4
-	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
+	@# tests because here it runs with another antlr4. loadfile: the tests of a run of verl's are in one file
+	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 -n 2 --dist loadfile \
 	  tests/integrations/verl tests/integrations/test_contract.py tests/verify/test_policy.py
 
 # vLLM wants versions of its own of much that it shares with us, and its build for CPUs is another package.
