@@ -74,8 +74,8 @@ verl-env: $(VERL)/.ready ## make .venv-verl, where the tests of the verl plugin 
 
 test-verl: verl-env ## R³ in verl's own trainers, on a local Ray with verl's FSDP2 workers and recorded answers
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out; the verifier's
-	@# tests because here it runs with another antlr4
-	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
+	@# tests because here it runs with another antlr4. loadfile: the tests of a run of verl's are in one file
+	$(VERL)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 -n 2 --dist loadfile \
 	  tests/integrations/verl tests/integrations/test_contract.py tests/verify/test_policy.py
 
 # vLLM wants versions of its own of much that it shares with us, and its build for CPUs is another package.
@@ -89,12 +89,12 @@ $(VLLM)/.ready: $(VLLM_NEEDS) pyproject.toml
 	$(VLLM)/bin/pip install --quiet --no-deps -e .
 	touch $@
 
-vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines run
+vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines and of vLLM inside verl run
 
-test-vllm: vllm-env ## the vLLM engines with the real vLLM on a CPU: in the trainer's process, and two servers
+test-vllm: vllm-env ## the real vLLM on a CPU: in the trainer's process, as two servers, and inside verl's trainer
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
-	  tests/rollout/vllm
+	  tests/rollout/vllm tests/integrations/verl/test_vllm.py
 
 # The oldest TRL that the adapter takes, before the newest, which .venv has.
 TRL_OLDEST := .trl-oldest

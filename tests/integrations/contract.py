@@ -2,7 +2,7 @@
 
 A `Recording` answers prompts from a script, so that the trainers meet the same responses as long as they ask the same
 prompts in the same order. A runner takes a recording through a trainer's real training loop and returns what the method
-decided at each step. To hold another trainer to the contract, write a runner and add it to `RUNNERS` in the test.
+decided at each step. To hold another trainer to the contract, write a runner and a test that it and `run_loop` `agree`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,22 @@ class Recording:
         ids = [*rng.integers(2, len(char_tokenizer()), length).tolist(), EOS][:LIMIT]
         logprobs = -rng.exponential(size=len(ids))
         return Recorded(np.asarray(ids, np.int32), logprobs.astype(np.float32), ids[-1] != EOS)
+
+
+def agree(found: list[StepResult], expected: list[StepResult]) -> None:
+    """The same groups, members, rewards and advantages."""
+    assert len(found) == len(expected)
+    for number, (theirs, own) in enumerate(zip(found, expected, strict=True)):
+        assert theirs.counts == own.counts, number
+        for a, b in zip(theirs.groups, own.groups, strict=True):
+            assert (a.group.query.id, a.group.context, a.ranked) == (b.group.query.id, b.group.context, b.ranked)
+            assert a.group.prompt.tolist() == b.group.prompt.tolist()
+            assert [m.sample.tokens.tolist() for m in a.members] == [m.sample.tokens.tolist() for m in b.members]
+            assert [(m.origin, m.sample.outcome) for m in a.members] == [
+                (m.origin, m.sample.outcome) for m in b.members
+            ]
+            np.testing.assert_allclose(a.rewards, b.rewards, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(a.advantages, b.advantages, rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------- our loop
@@ -262,20 +278,12 @@ def _as_nano(one_file: ModuleType, group: Group, sample: Sample) -> Any:
 # ---------------------------------------------------------------- verl
 
 
-def run_verl(folder: Path, variant: str = "r3") -> list[StepResult]:
-    """The recording through `python -m verl.trainer.main_ppo`; the run of r3 lies where other tests look at it too."""
+def run_verl(folder: Path, variant: str) -> list[StepResult]:
+    """The recording through `python -m verl.trainer.main_ppo`, under one of `VARIANTS`."""
     from tests.integrations.verl import running
 
-    if variant == "r3":
-        return list(running.steps(running.whole("v1")).values())
     running.prepare(folder)
-    done = running.run(folder, **{f"+r3_method.{key}": value for key, value in VARIANTS[variant].items()})
+    method = {f"+r3_method.{key}": value for key, value in VARIANTS[variant].items()}
+    done = running.run(folder, **method, **running.ONE_WORKER)
     assert done.returncode == 0, done.stderr[-4000:]
     return list(running.steps(folder).values())
-
-
-def run_verl_v0(folder: Path) -> list[StepResult]:
-    """The same through verl's V0 trainer, in two halves."""
-    from tests.integrations.verl import running
-
-    return list(running.steps(running.whole("v0")).values())

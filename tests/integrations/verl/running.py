@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from functools import cache
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +22,14 @@ from tests.train.tiny import ROOT, save_model
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 HERE = "tests.integrations.verl"
 Trainer = Literal["v1", "v0"]
+ONE_WORKER = {"trainer.n_gpus_per_node": 1, "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
+"""Where it does not matter how many workers the policy is sharded over."""
 COMMANDS = {"v1": "verl.trainer.main_ppo", "v0": V0}
 
 
-def prepare(folder: Path, queries: Sequence[Query] | None = None) -> None:
+def prepare(folder: Path, queries: Sequence[Query] | None = None, save: Callable[[Path], Path] = save_model) -> None:
     """The contract's model and queries (or these), as verl reads them."""
-    save_model(folder / "model")
+    save(folder / "model")
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
     write(queries or contract.queries(), folder / "train.parquet", "contract", "train")
 
@@ -98,9 +97,17 @@ def overrides(folder: Path, **more: Any) -> list[str]:
 
 
 def run(
-    folder: Path, trainer: Trainer = "v1", failing: dict[str, list[int]] | None = None, **more: Any
+    folder: Path,
+    trainer: Trainer = "v1",
+    failing: dict[str, list[int]] | None = None,
+    *,
+    external: str = "standins",
+    **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """verl's command, for real; what it writes lands in `folder`. `failing`: sessions, by prompt, of the third step."""
+    """verl's command, for real; what it writes lands in `folder`.
+
+    `failing`: sessions, by prompt, of the third step. `external`: the module here that every process of verl's loads.
+    """
     folder.mkdir(exist_ok=True)
     started = len(list(folder.glob("metrics-*.jsonl")))
     environment = {
@@ -109,7 +116,7 @@ def run(
         "PYTHONWARNINGS": "ignore",
         "R3_TEST_FOLDER": str(folder),
         "R3_TEST_FAILING": json.dumps(failing or {}),
-        "VERL_USE_EXTERNAL_MODULES": f"{HERE}.standins",
+        "VERL_USE_EXTERNAL_MODULES": f"{HERE}.{external}",
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # the engine that verl has for cards
         "VERL_FILE_LOGGER_PATH": str(folder / f"metrics-{started}.jsonl"),
@@ -118,6 +125,7 @@ def run(
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",  # nothing here is worth compiling
         "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     command = [sys.executable, "-m", COMMANDS[trainer], *overrides(folder, **more)]
     return subprocess.run(
@@ -125,16 +133,14 @@ def run(
     )
 
 
-@cache
-def whole(trainer: Trainer) -> Path:
-    """The folder of a run of eight steps, run once, whoever asks: V1's in one go, V0's stopped half-way and resumed."""
-    folder = Path(tempfile.mkdtemp(prefix="r3-verl-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    prepare(folder)
-    for until in (4, 8) if trainer == "v0" else (8,):
-        done = run(folder, trainer, trainer__total_training_steps=until, trainer__val_before_train=trainer == "v0")
-        assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+def metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """What verl logged at each step."""
+    logged: dict[int, dict[str, float]] = defaultdict(dict)
+    for file in sorted(folder.glob("metrics-*.jsonl")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            logged[line["step"]] |= line["data"]
+    logged.pop(0, None)  # verl's validation before the first step
+    return dict(logged)
 
 
 def steps(folder: Path) -> dict[int, StepResult]:

@@ -1,7 +1,7 @@
 """Parts of R³ in verl against verl's real ones: its config, data set, reward workers' calls, plugin loading.
 
-Covers r3.integrations.verl.core, r3.integrations.verl.reward, r3.integrations.verl.transfer,
-r3.integrations.common.
+Covers r3.integrations.verl.core, r3.integrations.verl.data, r3.integrations.verl.reward,
+r3.integrations.common, r3.integrations.common.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from r3.algorithm import Prompt
 from r3.errors import ConfigError
 from r3.integrations.common import FILE, Answer, prune_copies
-from r3.integrations.verl import dataproto
+from r3.integrations.verl import v0
 from r3.integrations.verl.__main__ import main
 from r3.integrations.verl.core import Batch, Core, Joining, answer_of
-from r3.integrations.verl.dataset import Templated, check_ids, query_of
+from r3.integrations.verl.data import Templated, check_ids, query_of
 from r3.integrations.verl.reward import R3RewardManager
 from r3.method.reflection import plain_prompt
 from r3.samples import Context, Query, Sample
@@ -199,7 +199,7 @@ def one_row() -> DataProto:
     }
     batch = TensorDict({name: torch.tensor([values]) for name, values in columns.items()}, batch_size=1)
     rows = DataProto(batch=batch, non_tensor_batch={"uid": np.array(["a"], dtype=object)})
-    dataproto.name_rows(rows)
+    v0.name_rows(rows)
     return rows
 
 
@@ -211,8 +211,8 @@ def joining(prompt: list[int], tokens: list[int]) -> Joining:
 
 def test_a_past_sample_and_an_empty_row_as_a_dataproto_has_them() -> None:
     rows = one_row()
-    dataproto.add_rows(rows, [joining([5], [3, 4])], until=3, end=1)
-    assert rows.non_tensor_batch[dataproto.KEYS].tolist() == ["a_0_0", "a_4_0", ""]
+    v0.add_rows(rows, [joining([5], [3, 4])], until=3, end=1)
+    assert rows.non_tensor_batch[v0.KEYS].tolist() == ["a_0_0", "a_4_0", ""]
     assert rows.non_tensor_batch["uid"].tolist() == ["a", "a", "empty 0"]
     found = {name: column.tolist() for name, column in rows.batch.items()}
     assert found["input_ids"] == [[0, 7, 8, 9, 0], [0, 0, 5, 3, 4], [0, 0, 1, 1, 0]]
@@ -221,17 +221,17 @@ def test_a_past_sample_and_an_empty_row_as_a_dataproto_has_them() -> None:
     assert found["response_mask"] == [[1, 0], [1, 1], [0, 0]]
     assert found["rm_scores"] == [[1, 0], [0, 1], [0, 0]]
     assert found["rollout_log_probs"] == [[-0.5, 0], [-0.25, -0.25], [0, 0]]
-    dataproto.keep(rows, ["a_0_0"])
+    v0.keep(rows, ["a_0_0"])
     assert (len(rows), rows.batch["responses"].tolist()) == (1, [[9, 0]])
 
 
 def test_rows_that_a_batch_cannot_hold_are_refused() -> None:
     with pytest.raises(ValueError, match=r"3 tokens .* data\.max_response_length, 2: leave both as they were"):
-        dataproto.add_rows(one_row(), [joining([5], [3, 4, 6])], until=2, end=1)
+        v0.add_rows(one_row(), [joining([5], [3, 4, 6])], until=2, end=1)
     rows = one_row()
     rows.batch["routed_experts"] = torch.zeros(1, 5, 1, 1)
     with pytest.raises(ValueError, match=r"no expert routes .*r3_method\.name=r3-no-replay"):
-        dataproto.add_rows(rows, [joining([5], [3])], until=2, end=1)
+        v0.add_rows(rows, [joining([5], [3])], until=2, end=1)
 
 
 # ---------------------------------------------------------------- loading, checkpoints

@@ -1,4 +1,4 @@
-"""`++r3_method.*` in verl's config: the method's settings, checked on their own and against verl's.
+"""`++r3_method.*` in verl's config: the method's settings, checked alone and against verl's; the run as recorded.
 
 What verl has a setting for stays verl's: the clip (`clip_ratio_low`, `clip_ratio_high`), the loss and its denominators
 (`policy_loss.loss_mode`, `loss_agg_mode`), the KL (`use_kl_loss`).
@@ -7,6 +7,7 @@ What verl has a setting for stays verl's: the clip (`clip_ratio_low`, `clip_rati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from r3.config import validate_as
 from r3.errors import ConfigError
-from r3.integrations.common import of_one_size
+from r3.integrations.common import Described, of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
 from r3.settings import BufferSettings
@@ -92,6 +93,32 @@ def settings_of(config: DictConfig) -> VerlSettings:
         return settings
     ranking = settings.ranking.model_copy(update={"limit": config.data.max_response_length})
     return settings.model_copy(update={"ranking": ranking})
+
+
+def described(config: DictConfig, settings: VerlSettings, *, total_steps: int) -> Described:
+    """The run as its record has it: the method's settings as they are resolved, and all of verl's."""
+    whole: Any = OmegaConf.to_container(config, resolve=False)
+    plugin = whole.pop(KEY, {})
+    tree, rollout = settings.model_dump(mode="json"), config.actor_rollout_ref.rollout
+    limit = int(config.data.max_response_length)
+    sections = {
+        "model": {"path": str(config.actor_rollout_ref.model.path)},
+        "method": {name: tree[name] for name in MethodSettings.model_fields},
+        "rollout": {"group_size": int(rollout.n), "max_tokens": limit, "temperature": float(rollout.temperature)},
+        KEY: plugin,
+        "verl": whole,
+    }
+    return Described(
+        method=settings,
+        settings=sections,
+        defaults={},
+        versions={"verl": metadata.version("verl")},
+        limit=limit,
+        total_steps=total_steps,
+        seed=settings.seed,
+        rollouts_every=settings.rollouts_every,
+        rollouts_groups=settings.rollouts_groups,
+    )
 
 
 Conflicts = Sequence[tuple[bool, str]]

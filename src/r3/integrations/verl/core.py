@@ -6,7 +6,7 @@
     core.learn(…)                advantages, row by row and token by token, once verl has log-probs and entropies
 
 A row's key is `{uid of its prompt}_{session}_0`. verl makes new uids at each draw; `Core` knows what they mean. How
-rows are laid out is theirs: in TransferQueue (`transfer.py`, `v1.py`) or in a DataProto (`dataproto.py`, `v0.py`).
+rows are laid out is theirs: in TransferQueue (`v1.py`) or in a DataProto (`v0.py`).
 
 Departures from the paper, and choices verl makes for us:
 - Joined rows make a batch larger. The number of optimiser updates stays what `train_batch_size / ppo_mini_batch_size`
@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,12 +49,18 @@ from r3.integrations.common import (
     turns_of,
 )
 from r3.integrations.verl import KEY, REWARD
-from r3.integrations.verl.config import VerlSettings
-from r3.integrations.verl.dataset import Templated, query_of
-from r3.integrations.verl.record import described, told_of
+from r3.integrations.verl.config import VerlSettings, described
+from r3.integrations.verl.data import Templated, query_of
 from r3.method.mixed import StepResult, training_prompts
 from r3.samples import FloatArray, Group, IntArray, Sample
 
+MEASURED = {
+    "actor/pg_loss": "update/loss",
+    "actor/grad_norm": "update/grad_norm",
+    "actor/lr": "update/learning_rate",
+    "actor/entropy": "update/entropy",
+}
+"""verl's names of what r3's own loop measures too."""
 PART = "reward_"
 """What the reward manager puts before the name of each part of a reward."""
 NO_ROUTES = (
@@ -268,6 +275,16 @@ class Core:
         """verl's `ppo_mini_batch_size`, in prompts, by which the number of mini-batches stays for so many rows."""
         return int(rows // (self.minibatches * self.group_size))
 
+    @contextmanager
+    def grown_minibatches(self, rows: int) -> Iterator[None]:
+        """verl's `ppo_mini_batch_size` as it has to be for a batch of so many rows."""
+        actor = self.config.actor_rollout_ref.actor
+        configured, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, self.minibatch(rows)
+        try:
+            yield
+        finally:
+            actor.ppo_mini_batch_size = configured
+
     # ------------------------------------------------------------- what it is worth
 
     def learn(self, passed: Mapping[str, Passed], *, tokens: int, drawn_known: bool) -> dict[str, Tensor]:
@@ -310,7 +327,8 @@ class Core:
 
     def record(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Write the step's line, with what verl measured of it; the method's metrics, under the names verl logs."""
-        self.recorder.add(self.batch.step, told_of(metrics))
+        measured = {ours: float(np.mean(metrics[theirs])) for theirs, ours in MEASURED.items() if theirs in metrics}
+        self.recorder.add(self.batch.step, measured)
         self.recorder.flush()
         return {f"{KEY}/{name}": value for name, value in self._metrics.items()}
 
@@ -322,3 +340,29 @@ class Core:
     def _version(self) -> int:
         """Optimiser updates behind the policy that answers."""
         return int((self.batch.step - 1) * self._updates)
+
+
+class WithCore:
+    """What both trainers do around verl's checkpoints and at the end; a base that comes before verl's class."""
+
+    r3: Core
+
+    def fit(self, *more: Any) -> None:
+        try:
+            super().fit(*more)  # type: ignore[misc]
+        finally:
+            self.r3.close()
+
+    def _save_checkpoint(self: Any) -> None:
+        self.r3.save(self.global_steps)
+        super()._save_checkpoint()  # type: ignore[misc]
+        self.r3.prune()
+
+    def _load_checkpoint(self: Any) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        self.r3.open(
+            self.tokenizer,
+            step=self.global_steps,
+            total_steps=self.total_training_steps,
+            steps_per_epoch=self.steps_per_epoch,
+        )

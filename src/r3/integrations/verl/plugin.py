@@ -12,7 +12,6 @@ from r3.integrations.verl import FIX, TRAINER, check_version
 
 try:
     check_version()
-    import r3.integrations.verl.estimator
     import r3.integrations.verl.reward
     import r3.integrations.verl.v1  # noqa: F401  # all register what they define
 except Exception as error:

@@ -1,22 +1,47 @@
-"""The rewards: right or wrong by r3's verifier (or a judge of yours), and the paper's bonus for few tokens.
+"""What verl knows by name: the rewards, `r3_reward`, and the estimator that R³'s advantages go through.
 
-Beside the reward verl is told what R³ must know of an answer: whether it is right and whether it was cut.
+The rewards are right or wrong by r3's verifier (or a judge of yours), and the paper's bonus for few tokens. Beside the
+reward verl is told what R³ must know of an answer: whether it is right and whether it was cut.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import GenerationConfig
 from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.trainer.ppo.core_algos import register_adv_est
 from verl.utils.fs import copy_to_local
 
-from r3.integrations.verl import REWARD
+from r3.integrations.verl import ESTIMATOR, REWARD, TRAINER, V0
 from r3.integrations.verl.config import settings_of
 from r3.method.reward import reward_parts
 from r3.verify import MathVerifier
+
+DECIDED: ContextVar[Sequence[Tensor] | None] = ContextVar("r3 advantages, row by row", default=None)
+"""Set by the trainers, in the order of verl's rows."""
+
+
+@register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
+def decided_advantages(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """Eq. 3's advantages as R³'s trainer decided them."""
+    decided = DECIDED.get()
+    if decided is None:
+        raise RuntimeError(
+            f"adv_estimator={ESTIMATOR} is that of R³'s own trainers: set trainer.v1.trainer_mode={TRAINER}, or start "
+            f"python -m {V0} in the place of verl.trainer.main_ppo"
+        )
+    advantages_BT = torch.zeros(response_mask.shape, dtype=torch.float32, device=response_mask.device)
+    for row, advantage_T in enumerate(decided):
+        advantages_BT[row, : len(advantage_T)] = advantage_T
+    advantages_BT *= response_mask
+    return advantages_BT, advantages_BT
 
 
 @register(REWARD)
