@@ -46,7 +46,7 @@ COLLECTIONS = {"earlier": RESULTS / "earlier.md", "pilots": DOCS / "pilots.md"}
 REFERENCES = ("grpo", "dapo")
 SHOWN = 2.0
 """Where the axis of the overview ends: what lies beyond has an arrow."""
-COLUMNS = 4
+COLUMNS = 3
 """Panels of the curves, side by side."""
 FEW = 4
 """Fewer seeds than this have no interval among the pilots: it would be as wide as the page."""
@@ -155,7 +155,7 @@ def _earlier() -> str:
 def draw_curves(path: Path) -> None:
     """Held-out pass@1 over generated tokens, a panel for each comparison."""
     every = comparisons()
-    with canvas("curves", (12.0, 2.6 * -(-len(every) // COLUMNS))) as figure:
+    with canvas("curves", (12.0, 3.0 * -(-len(every) // COLUMNS))) as figure:
         panels = figure.subplots(-(-len(every) // COLUMNS), COLUMNS, squeeze=False).flat
         for (name, c), axes in zip(every, panels, strict=False):
             draw_bands(axes, figures_of(c)[0])

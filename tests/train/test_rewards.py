@@ -238,7 +238,7 @@ def test_a_tiny_model_improves_on_code_with_every_mechanism_acting(taught: Path,
         wrong = [sample for samples in buffer.history(ids, outcome=False).values() for sample in samples]
     failed = [sample for sample in wrong if sample.reason == "fail"]
     assert failed
-    assert all("assert f([" in sample.feedback and "It got [" in sample.feedback for sample in failed)
+    assert all("assert f([" in sample.feedback and "It got " in sample.feedback for sample in failed)
 
 
 def mean(steps: list[dict[str, Any]]) -> float:

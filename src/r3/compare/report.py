@@ -18,7 +18,7 @@ from typing import Any
 from r3.compare.analysis import Band, Comparison
 from r3.compare.plan import RATE, seed_list
 from r3.compare.tables import Table, claims_table, judged_claims, tables_of
-from r3.evaluate.curves import COLOURS, MARKERS, require_matplotlib
+from r3.evaluate.curves import line_style, require_matplotlib
 from r3.run.disk import write_atomically
 
 FORMATS = ("svg", "png")
@@ -220,11 +220,11 @@ def _top(figure: Figure) -> float | None:
 
 def _line(axes: Any, label: str, band: Band, place: int, scale: float) -> None:
     xs = [tokens / 1000 for tokens in band.tokens]
-    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-    axes.plot(xs, [scale * p.value for p in band.points], color=colour, marker=marker, markersize=3, label=label)
+    style = line_style(place)
+    axes.plot(xs, [scale * p.value for p in band.points], markersize=3, label=label, **style)
     if not any(math.isnan(p.low) for p in band.points):  # one seed has no interval
         lows, highs = ([scale * getattr(p, end) for p in band.points] for end in ("low", "high"))
-        axes.fill_between(xs, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.12, linewidth=0)
 
 
 # ------------------------------------------------------------------------- HTML

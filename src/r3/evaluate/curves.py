@@ -20,7 +20,18 @@ from r3.run.disk import write_atomically
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers tell the lines apart in grey as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
+DASHES = ("-", "--", ":")
 ALL = "all problems"
+
+
+def line_style(place: int) -> dict[str, Any]:
+    """How the n-th line of a figure looks: unlike any of the twenty before it.
+
+    >>> line_style(0)["linestyle"], line_style(7)["linestyle"]
+    ('-', '--')
+    """
+    kind = place % len(COLOURS)
+    return {"color": COLOURS[kind], "marker": MARKERS[kind], "linestyle": DASHES[place // len(COLOURS) % len(DASHES)]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +102,10 @@ def _plot(curve: Curve, folder: Path) -> list[Path]:
         axes = figure.add_subplot()
         for place, (label, line) in enumerate(curve.lines.items()):
             xs = list(line)
-            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-            axes.plot(xs, [100 * line[x].value for x in xs], color=colour, marker=marker, markersize=4, label=label)
+            style = line_style(place)
+            axes.plot(xs, [100 * line[x].value for x in xs], markersize=4, label=label, **style)
             lows, highs = ([100 * getattr(line[x], end) for x in xs] for end in ("low", "high"))
-            axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
         _label(axes, curve)
         # The same numbers are the same bytes: no date in the SVG.
         paths = [folder / f"{curve.name}.png", folder / f"{curve.name}.svg"]

@@ -169,7 +169,7 @@ def importance_metrics(sums: Tensor) -> dict[str, float]:
 
 
 log = logging.getLogger(__name__)
-FOLDER = "r3_run"
+RUN_FOLDER = "r3_run"
 OF_THE_TRAINER = ("update/", "tokens/trained", "memory/")
 """Metrics of r3's own loop that other trainers do not report, or report differently."""
 
@@ -209,7 +209,7 @@ class RunRecorder:
         """`after`: the step whose checkpoint is resumed; None for a new run."""
         self._run, self._tokenizer, self._buffer = run, tokenizer, buffer
         self._step: _Step | None = None
-        self._directory = _opened(Path(home) / FOLDER, run, after)
+        self._directory = _opened(Path(home) / RUN_FOLDER, run, after)
         self._directory.update_info(
             total_steps=run.total_steps,
             defaults=_plain(run.defaults),
@@ -298,13 +298,13 @@ def _plain(tree: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(tree, default=str))
 
 
-FILE = "r3_buffer.sqlite"
+BUFFER_FILE = "r3_buffer.sqlite"
 
 
 def open_buffer(path: str, checkpoint: str | None, *, per_query: int | None, total: int | None) -> SampleBuffer:
     """The buffer of a new run (empty), or of a resumed one (as it was at the checkpoint in that folder)."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    source = None if checkpoint is None else os.path.join(checkpoint, FILE)
+    source = None if checkpoint is None else os.path.join(checkpoint, BUFFER_FILE)
     if source is not None and not os.path.exists(source):
         raise FileNotFoundError(
             f"{source} is missing: {checkpoint} was not written with R³; start a new run from its weights instead"
@@ -330,7 +330,7 @@ def _make_way(path: str, *, warn: bool) -> None:
 def save_buffer(buffer: SampleBuffer, folder: str) -> None:
     """Copy the buffer into the checkpoint in `folder`; the copy appears whole or not at all."""
     os.makedirs(folder, exist_ok=True)
-    target = os.path.join(folder, FILE)
+    target = os.path.join(folder, BUFFER_FILE)
     partial = target + ".partial"
     if os.path.exists(partial):
         os.remove(partial)
@@ -343,6 +343,6 @@ def save_buffer(buffer: SampleBuffer, folder: str) -> None:
 
 def prune_copies(home: str, pattern: str, *, needs: str) -> None:
     """Remove the copies in checkpoints under `home` that the trainer has deleted: those without `needs`."""
-    for copy in Path(home).glob(f"{pattern}/{FILE}"):
+    for copy in Path(home).glob(f"{pattern}/{BUFFER_FILE}"):
         if not (copy.parent / needs).exists():
             copy.unlink()

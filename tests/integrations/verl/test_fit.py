@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from r3.integrations.common import FILE
+from r3.integrations.common import BUFFER_FILE
 from r3.method.mixed import StepResult
 from r3.method.replay import outcome_reward
 from r3.view.api import Api
@@ -132,5 +132,5 @@ def test_rows_pass_through_the_weights_that_the_server_got(v0: Path) -> None:
 
 def test_both_trainers_fill_the_same_buffer(v1: Path, v0: Path) -> None:
     """V0's though it was stopped half-way; the contract's test holds what they decide against our own loop."""
-    last = Path("checkpoints/global_step_8") / FILE
+    last = Path("checkpoints/global_step_8") / BUFFER_FILE
     assert checks.samples(v0 / last) == checks.samples(v1 / last)

@@ -15,7 +15,7 @@ import torch
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import FSDPActorConfig
 
-from r3.integrations.common import FILE
+from r3.integrations.common import BUFFER_FILE
 from r3.method.mixed import StepResult
 from tests.integrations import contract
 from tests.integrations.verl import checks, running
@@ -100,9 +100,9 @@ def test_resume_is_exact(other: Path, tmp_path: Path) -> None:
     assert list(found) == [5]
     assert seen(found[5]) == seen(expected[5])
     assert found[5].counts == expected[5].counts
-    ours = checks.samples(checkpoints / "global_step_5" / FILE)
-    assert ours == [one for one in checks.samples(other / "checkpoints/global_step_8" / FILE) if one[5] <= 5]
-    assert len(ours) > len(checks.samples(other / "checkpoints/global_step_4" / FILE))
+    ours = checks.samples(checkpoints / "global_step_5" / BUFFER_FILE)
+    assert ours == [one for one in checks.samples(other / "checkpoints/global_step_8" / BUFFER_FILE) if one[5] <= 5]
+    assert len(ours) > len(checks.samples(other / "checkpoints/global_step_4" / BUFFER_FILE))
     weights, uninterrupted = (torch.load(folder / "weights-5.pt") for folder in (tmp_path, other))
     assert all(torch.equal(weights[key], uninterrupted[key]) for key in uninterrupted)
 

@@ -24,7 +24,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from r3.algorithm import Prompt
 from r3.errors import ConfigError
-from r3.integrations.common import FILE, Answer, prune_copies
+from r3.integrations.common import BUFFER_FILE, Answer, prune_copies
 from r3.integrations.verl import v0
 from r3.integrations.verl.__main__ import main
 from r3.integrations.verl.core import Batch, Core, Joining, answer_of
@@ -273,7 +273,7 @@ def test_a_plugin_that_does_not_load_shouts() -> None:
 def test_copies_go_with_the_checkpoints_that_verl_thins_out(tmp_path: Path) -> None:
     for name in ("global_step_2", "global_step_4"):
         (tmp_path / name / "actor").mkdir(parents=True)
-        (tmp_path / name / FILE).touch()
+        (tmp_path / name / BUFFER_FILE).touch()
     (tmp_path / "global_step_2" / "actor").rmdir()
     prune_copies(str(tmp_path), "global_step_*", needs="actor")
-    assert [path.parent.name for path in tmp_path.glob(f"*/{FILE}")] == ["global_step_4"]
+    assert [path.parent.name for path in tmp_path.glob(f"*/{BUFFER_FILE}")] == ["global_step_4"]

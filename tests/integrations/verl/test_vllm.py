@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from r3.buffer import SampleBuffer
-from r3.integrations.common import FILE
+from r3.integrations.common import BUFFER_FILE
 from r3.samples import Query
 from tests.integrations.verl import running
 from tests.rollout.vllm.models import save_model
@@ -77,7 +77,7 @@ def test_r3_asks_and_learns_from_real_answers(real: Path) -> None:
         assert all(math.isfinite(value) for value in step.values())
         assert step["r3_method/groups"] == len(QUERIES) + step["r3_method/groups/reflection"]
         assert step["r3_method/groups/failed"] == 0
-    with SampleBuffer.open_reader(real / "checkpoints" / FILE) as buffer:
+    with SampleBuffer.open_reader(real / "checkpoints" / BUFFER_FILE) as buffer:
         kept = buffer.find(range(1, 1000)).values()
     answers = sum(step["r3_method/groups"] for step in logged.values()) * 4
     assert len(kept) == answers
@@ -88,7 +88,7 @@ def gap(folder: Path, policy: Path, step: int) -> float:
     """The largest between vLLM's log-probs of a step's plain answers and those of this policy."""
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     prompts = {query.id: char_tokenizer().encode(query.prompt) for query in QUERIES}
-    with SampleBuffer.open_reader(folder / "checkpoints" / FILE) as buffer:
+    with SampleBuffer.open_reader(folder / "checkpoints" / BUFFER_FILE) as buffer:
         kept = [sample for sample in buffer.find(range(1, 1000)).values() if sample.step == step]
     gaps = []
     for sample in (sample for sample in kept if sample.context.kind == "plain"):

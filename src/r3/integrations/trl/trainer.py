@@ -346,7 +346,7 @@ class R3Trainer(RankedTrainer):
 
     def _open_buffer(self, checkpoint: str | None) -> None:
         self.close_buffer()
-        path = self.args.r3_buffer_path or os.path.join(str(self.args.output_dir), common.FILE)
+        path = self.args.r3_buffer_path or os.path.join(str(self.args.output_dir), common.BUFFER_FILE)
         limits = {"per_query": self.args.r3_buffer_per_query, "total": self.args.r3_buffer_total}
         buffer = common.open_buffer(path, checkpoint, **limits)
         self._r3_algorithm = Algorithm(self.r3_settings, buffer, self._tokenizer, seed=self.args.seed)

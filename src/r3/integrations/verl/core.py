@@ -35,7 +35,7 @@ from torch import Tensor
 
 from r3.algorithm import Algorithm, Prompt
 from r3.integrations.common import (
-    FILE,
+    BUFFER_FILE,
     Answer,
     RunRecorder,
     importance,
@@ -162,7 +162,7 @@ class Core:
         if step > 0:
             checkpoint = os.path.join(home, f"global_step_{step}")
             checkpoint = trainer.resume_from_path if trainer.resume_mode == "resume_path" else checkpoint
-        path = limits.path or os.path.join(home, FILE)
+        path = limits.path or os.path.join(home, BUFFER_FILE)
         buffer = open_buffer(path, checkpoint, per_query=limits.per_query, total=limits.total)
         templated = Templated(tokenizer, self.config.data.get("apply_chat_template_kwargs") or {})
         algorithm = Algorithm(settings, buffer, templated, seed=settings.seed)
