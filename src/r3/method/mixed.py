@@ -173,14 +173,20 @@ class StepResult:
         before = self.samples
         stored = [sample.stored_as(number) for sample, number in zip(before, ids, strict=True)]
         fresh = iter(stored)
-        # A refinement is a member twice: of the group it was drawn in, and of the one that it joined.
-        again = {id(old): new for old, new in zip(before, stored, strict=True)}
+
+        def joined(member: Member) -> Member:
+            """A refinement is a member twice: of the group it was drawn in, and of the one that it joined."""
+            if member.sample.id is not None:  # from the buffer
+                return member
+            twins = (new for old, new in zip(before, stored, strict=True) if old is member.sample)
+            return replace(member, sample=next(twins, member.sample))
+
         groups = tuple(
             replace(
                 mixed,
                 members=(
                     *(replace(m, sample=next(fresh)) for m in mixed.members[: len(mixed.group)]),
-                    *(replace(m, sample=again.get(id(m.sample), m.sample)) for m in mixed.joined),
+                    *map(joined, mixed.joined),
                 ),
             )
             for mixed in self.groups

@@ -143,9 +143,10 @@ def _most_varied(samples: list[Sample], settings: ReplaySettings) -> tuple[Sampl
         different = len({sample.tokens.tobytes() for sample in first})
         newest = first[: max(different, settings.k)]
     k = min(settings.k, len(newest))
-    lowest = sorted(newest, key=outcome_reward)
-    highest = sorted(newest, key=outcome_reward, reverse=True)
-    rewards = [outcome_reward(sample) for sample in lowest]
+    rewards_N = [outcome_reward(sample) for sample in newest]
+    lowest = sorted(range(len(newest)), key=rewards_N.__getitem__)
+    highest = sorted(range(len(newest)), key=rewards_N.__getitem__, reverse=True)
+    rewards = sorted(rewards_N)
 
     def spread(low: int) -> float:
         return float(np.var(rewards[:low] + rewards[len(rewards) - (k - low) :]))
@@ -153,8 +154,8 @@ def _most_varied(samples: list[Sample], settings: ReplaySettings) -> tuple[Sampl
     # Of equal spreads the most even split: rewards that are all alike would else come from one end.
     low = max(range(k + 1), key=lambda low: (round(spread(low), 12), -abs(2 * low - k)))
     right = highest[: k - low]
-    taken = {id(sample) for sample in right}
-    return (*right, *[sample for sample in lowest if id(sample) not in taken][:low])
+    wrong = [index for index in lowest if index not in right][:low]
+    return tuple(newest[index] for index in (*right, *wrong))
 
 
 def by_age(sample: Sample) -> tuple[int, int, int]:
