@@ -8,8 +8,7 @@ import { groupPage } from "./group.js";
 import { overviewPage, runColour, setFocus } from "./overview.js";
 import { bufferPage, settingsPage } from "./pages.js";
 import { probePage } from "./probe.js";
-import { queriesPage, queryPage } from "./queries.js";
-import { stepsPage } from "./steps.js";
+import { queriesPage, queryPage, stepsPage } from "./queries.js";
 
 const EVERY = 1500;
 const PAGES = {

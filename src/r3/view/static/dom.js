@@ -1,4 +1,5 @@
-// Elements made from data. Text from a run only ever becomes a text node: nothing here parses HTML.
+// Elements made from data, and small drawings that stand for a sample or a group. Text from a run only ever becomes a
+// text node: nothing here parses HTML.
 
 const STEERING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
@@ -124,7 +125,7 @@ export const table = (heads, rows, more = {}) =>
 
 export const empty = (title, ...text) => h("div.empty", {}, h("h2", {}, title), h("p", {}, ...text));
 
-// Colours that colour-blind people can tell apart: Okabe and Ito's for kinds, cividis for amounts.
+// Colours that colour-blind people can tell apart: Okabe and Ito's.
 
 export const KINDS = ["--blue", "--orange", "--green", "--vermillion", "--purple", "--sky", "--grey"];
 
@@ -152,53 +153,198 @@ export const isDark = () => {
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
 
-// cividis (Nuñez, Anderton and Renslow 2018) at eight places; between them, straight lines.
-const CIVIDIS = [
-  [0, 32, 77],
-  [31, 54, 109],
-  [75, 84, 108],
-  [107, 110, 114],
-  [138, 135, 121],
-  [172, 162, 112],
-  [209, 192, 90],
-  [255, 234, 70],
-];
-const LOW = [0, 114, 178];
-const HIGH = [213, 94, 0];
+// Outcomes as shapes and colours, advantages as bars, badges.
 
-function between(stops, share) {
-  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
-  const i = Math.min(Math.floor(at), stops.length - 2);
-  return stops[i].map((value, k) => Math.round(value + (stops[i + 1][k] - value) * (at - i)));
+// right, wrong or truncated: shown by shape as well as by colour.
+export function outcomeOf(outcome, truncated) {
+  if (outcome === true) return "right";
+  if (truncated) return "truncated";
+  return outcome === false ? "wrong" : "unverified";
 }
 
-// A colour for an amount from 0 to 1: none at 0, then towards the end of cividis that contrasts with the page.
-export function amount(share) {
-  const dark = isDark();
-  const rgb = between(CIVIDIS, dark ? share : 1 - share);
-  return painted(rgb, Math.min(1, 0.06 + 0.94 * share), dark);
+export function dot(outcome, { replayed = false, title = null } = {}) {
+  const shapes = {
+    right: () => h("circle", { cx: 7, cy: 7, r: 5 }),
+    wrong: () => h("circle", { cx: 7, cy: 7, r: 4, "stroke-width": 2 }),
+    truncated: () => h("path", { d: "M10.500 3.500 A5 5 0 1 0 10.500 10.500", "stroke-width": 2 }),
+    unverified: () => h("line", { x1: 3, x2: 11, y1: 7, y2: 7, "stroke-width": 2 }),
+  };
+  const label = title || `${outcome}${replayed ? ", replayed" : ""}`;
+  return h(
+    `svg.dot.${outcome}${replayed ? ".replayed" : ""}`,
+    { viewBox: "0 0 14 14", role: "img", "aria-label": label },
+    h("title", {}, label),
+    replayed && h("rect", { x: 0.5, y: 0.5, width: 13, height: 13, rx: 3 }),
+    shapes[outcome](),
+  );
 }
 
-// A background colour laid over the page, and black or white letters, whichever contrast more.
-function painted(rgb, strength, dark) {
-  const page = dark ? [27, 31, 38] : [255, 255, 255];
-  const [r, g, b] = rgb.map((value, i) => strength * value + (1 - strength) * page[i]);
-  const bright = (0.299 * r + 0.587 * g + 0.114 * b) / 255;
-  return { background: `rgb(${rgb.join(" ")} / ${strength.toFixed(2)})`, color: bright > 0.52 ? "#10141a" : "#fff" };
+export function dots(summary) {
+  return h(
+    "span.dots",
+    {},
+    summary.outcomes.map((outcome, i) => {
+      const replayed = i >= summary.fresh;
+      const word = outcomeOf(outcome, summary.truncated[i]);
+      if (!replayed) return dot(word);
+      const source = SOURCES[originOf(summary, i)];
+      return dot(word, { replayed, title: `${word}, ${source || `replayed from ${whence(summary.steps[i])}`}` });
+    }),
+  );
 }
 
-// A colour for a value from −1 to 1: blue below 0, orange above, none at 0.
-export function departure(share) {
-  const strength = Math.min(1, Math.abs(share));
-  return painted(share < 0 ? LOW : HIGH, strength, isDark());
+// One bar per sample, up for a positive advantage, down for a negative one.
+export function advantageBars(advantages, fresh) {
+  const width = 7;
+  const most = Math.max(...advantages.map((value) => Math.abs(value || 0)), 1e-9);
+  return h(
+    "svg.bars",
+    {
+      viewBox: `0 0 ${Math.max(advantages.length * width, 1)} 24`,
+      width: advantages.length * width,
+      height: 24,
+      role: "img",
+      "aria-label": `advantages ${advantages.map(signed).join(", ")}`,
+    },
+    h("line", { x1: 0, x2: advantages.length * width, y1: 12, y2: 12 }),
+    advantages.map((value, i) => {
+      const tall = Math.max(value ? 1.5 : 0, (11 * Math.abs(value || 0)) / most);
+      return h(
+        `rect.${value > 0 ? "up" : "down"}${i >= fresh ? ".replayed" : ""}`,
+        { x: i * width + 1, width: width - 2, height: tall, y: value > 0 ? 12 - tall : 12 },
+        h("title", {}, `sample ${i}: ${signed(value)}`),
+      );
+    }),
+  );
 }
 
-const wide = () => [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1];
-export const amountKey = () =>
-  `linear-gradient(90deg, ${wide()
-    .map((x) => amount(x).background)
-    .join(", ")})`;
-export const departureKey = () =>
-  `linear-gradient(90deg, ${wide()
-    .map((x) => departure(2 * x - 1).background)
-    .join(", ")})`;
+export const solveKind = (summary) => {
+  const fresh = summary.outcomes.slice(0, summary.fresh);
+  if (fresh.every((outcome) => outcome === true)) return "solve-all";
+  return fresh.some((outcome) => outcome === true) ? "mixed" : "solve-none";
+};
+export const teaches = (summary) => summary.advantages.some((value) => value);
+export const rankedCount = (summary) => summary.ranking.filter((paid) => paid !== null && paid !== undefined).length;
+
+// Where a past answer comes from. Steps count from 1: an answer of an earlier run (buffer.successes_from) has step 0, no
+// id in this run's buffer, and no age in its updates.
+const isOfEarlierRun = (step) => step === 0;
+export const whence = (step) => (isOfEarlierRun(step) ? "an earlier run" : `step ${step}`);
+
+// Where answers come from that joined a group and are not replayed.
+export const SOURCES = {
+  critique: "a refinement of a failure of this step",
+  demonstration: "a demonstration from the data",
+};
+
+// In runs of earlier versions replay was all that let answers join.
+const originOf = (summary, i) => (summary.origins || [])[i - summary.fresh] || "replayed";
+
+// Origin, step and age in updates of each answer that joined; no age if it is from an earlier run.
+export function joins(summary) {
+  const now = summary.versions[0];
+  return summary.steps.slice(summary.fresh).map((step, i) => {
+    const age = now - summary.versions[summary.fresh + i];
+    const origin = originOf(summary, summary.fresh + i);
+    return { origin, step, age: Number.isFinite(age) && !isOfEarlierRun(step) ? age : null };
+  });
+}
+
+export const replays = (summary) => joins(summary).filter((one) => one.origin === "replayed");
+export const isHelped = (summary) =>
+  ["hint", "critique"].includes(summary.context) || joins(summary).some((one) => SOURCES[one.origin]);
+
+export const aged = ({ origin, step, age }) =>
+  SOURCES[origin] || (age === null ? whence(step) : `${whence(step)}, age ${age}`);
+
+const ASKED_WITH = { hint: "asked with a hint", critique: "refines a failure of this step" };
+
+const WHY_NOT = {
+  no_history: "no past answer of the other outcome",
+  too_old: "past answers too old",
+  too_few: "too few past answers yet",
+  off: "replay is off",
+  helped: "its answers count in another group, or not at all",
+};
+
+// What R³ did to a group, in a few words each.
+function deeds(summary) {
+  const found = [];
+  const joined = replays(summary);
+  if (summary.context === "reflection") {
+    found.push([
+      "reflection",
+      summary.shown === null || summary.shown === undefined ? "reflection" : `reflects on #${summary.shown}`,
+    ]);
+  }
+  if (ASKED_WITH[summary.context]) found.push([summary.context, ASKED_WITH[summary.context]]);
+  for (const [origin, source] of Object.entries(SOURCES)) {
+    const count = joins(summary).filter((one) => one.origin === origin).length;
+    if (count) found.push([origin, count > 1 ? `${source} joined, ×${count}` : `${source} joined`]);
+  }
+  const earlier = joined.filter((one) => isOfEarlierRun(one.step));
+  const past = joined.filter((one) => !isOfEarlierRun(one.step));
+  if (past.length) {
+    const steps = [...new Set(past.map((one) => one.step))];
+    const oldest = Math.max(...past.map((one) => one.age ?? 0));
+    found.push([
+      "replay",
+      `${past.length} replayed from ${steps.length === 1 ? "step" : "steps"} ${steps.slice(0, 3).join(", ")}${steps.length > 3 ? "…" : ""}, age ${oldest}`,
+    ]);
+  }
+  if (earlier.length) found.push(["replay", `${earlier.length} replayed from an earlier run`]);
+  const ranked = rankedCount(summary);
+  if (ranked) found.push(["ranking", `${ranked} ranked`]);
+  if (!found.length && WHY_NOT[summary.replay] && solveKind(summary) !== "mixed")
+    found.push(["idle", WHY_NOT[summary.replay]]);
+  if (!teaches(summary)) found.push(["idle", "taught nothing"]);
+  return found;
+}
+
+export const badges = (summary) =>
+  h(
+    "span.badges",
+    {},
+    deeds(summary).map(([kind, text]) => h(`span.badge.${kind}`, {}, text)),
+  );
+
+// A sentence or two on why this group taught what it did, or nothing.
+export function story(summary) {
+  const kind = solveKind(summary);
+  const fresh = summary.fresh;
+  const cut = summary.truncated.slice(0, fresh).filter(Boolean).length;
+  const right = summary.outcomes.slice(0, fresh).filter((outcome) => outcome === true).length;
+  const said = [];
+  if (kind === "mixed")
+    said.push(
+      `${right} of ${fresh} answers ${right === 1 ? "was" : "were"} right, so they could be compared with each other.`,
+    );
+  else
+    said.push(
+      `All ${fresh} answers were ${kind === "solve-all" ? "right (solve-all)" : "wrong (solve-none)"}: by themselves they teach nothing.`,
+    );
+  if (cut) said.push(`${plural(cut, "answer was", "answers were")} cut by the length limit.`);
+  const joined = replays(summary);
+  if (joined.length) {
+    said.push(
+      `Replay brought in ${plural(joined.length, "past answer")} of the other outcome: ${joined.map((one) => (one.age === null ? whence(one.step) : `step ${one.step}, ${plural(one.age, "update")} old`)).join("; ")}.`,
+    );
+  }
+  for (const one of joins(summary)) if (SOURCES[one.origin]) said.push(`It was joined by ${SOURCES[one.origin]}.`);
+  if (summary.context === "plain" && summary.replay === "helped")
+    said.push("A group that was asked with a hint took its place, and this one is not trained on.");
+  else if (!joins(summary).length && kind !== "mixed" && summary.context === "plain") {
+    said.push(`Replay brought nothing: ${WHY_NOT[summary.replay] || summary.replay}.`);
+  }
+  if (summary.context === "reflection") said.push("It was asked under a reflection prompt, which takes no replay.");
+  if (ASKED_WITH[summary.context])
+    said.push(
+      summary.context === "hint"
+        ? "It was asked with a hint, since no answer to the plain prompt was right."
+        : "A failure of this step was shown, with what was said of it; a right refinement joins the plain group.",
+    );
+  const ranked = rankedCount(summary);
+  if (ranked) said.push(`The ranking reward ordered ${plural(ranked, "answer")} by the structure of their entropy.`);
+  said.push(teaches(summary) ? "" : "Every advantage is 0: the group taught nothing.");
+  return said.filter(Boolean).join(" ");
+}

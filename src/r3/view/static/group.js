@@ -1,8 +1,9 @@
 // One group and one of its samples in full: answers side by side, coloured tokens, ranking and reflection.
 
 import { ask } from "./data.js";
-import { empty, fill, h, number, plural, signed } from "./dom.js";
-import { aged, badges, dot, joins, outcomeOf, SOURCES, story, whence } from "./marks.js";
+import {
+  aged, badges, dot, empty, fill, h, joins, number, outcomeOf, plural, signed, SOURCES, story, whence,
+} from "./dom.js";
 import { diffView, heatMap } from "./sample.js";
 
 // Characters of the reference answer in a summary (r3.train.record).

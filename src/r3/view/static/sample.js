@@ -1,6 +1,6 @@
 // The text of one sample: token by token, and against the attempt that it was shown.
 
-import { amount, amountKey, choice, departure, departureKey, fill, h, number, plural, signed, visible } from "./dom.js";
+import { choice, fill, h, isDark, number, plural, signed, visible } from "./dom.js";
 
 // A response token by token, each coloured by a number that was saved with it; peak tokens underlined.
 
@@ -230,3 +230,56 @@ export const diffView = (before, after) =>
     {},
     difference(before, after).map(([kind, text]) => h({ same: "span", gone: "del", new: "ins" }[kind], {}, text)),
   );
+
+// Colours for amounts.
+
+// cividis (Nuñez, Anderton and Renslow 2018) at eight places; between them, straight lines.
+const CIVIDIS = [
+  [0, 32, 77],
+  [31, 54, 109],
+  [75, 84, 108],
+  [107, 110, 114],
+  [138, 135, 121],
+  [172, 162, 112],
+  [209, 192, 90],
+  [255, 234, 70],
+];
+const LOW = [0, 114, 178];
+const HIGH = [213, 94, 0];
+
+function between(stops, share) {
+  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  const i = Math.min(Math.floor(at), stops.length - 2);
+  return stops[i].map((value, k) => Math.round(value + (stops[i + 1][k] - value) * (at - i)));
+}
+
+// A colour for an amount from 0 to 1: none at 0, then towards the end of cividis that contrasts with the page.
+function amount(share) {
+  const dark = isDark();
+  const rgb = between(CIVIDIS, dark ? share : 1 - share);
+  return painted(rgb, Math.min(1, 0.06 + 0.94 * share), dark);
+}
+
+// A background colour laid over the page, and black or white letters, whichever contrast more.
+function painted(rgb, strength, dark) {
+  const page = dark ? [27, 31, 38] : [255, 255, 255];
+  const [r, g, b] = rgb.map((value, i) => strength * value + (1 - strength) * page[i]);
+  const bright = (0.299 * r + 0.587 * g + 0.114 * b) / 255;
+  return { background: `rgb(${rgb.join(" ")} / ${strength.toFixed(2)})`, color: bright > 0.52 ? "#10141a" : "#fff" };
+}
+
+// A colour for a value from −1 to 1: blue below 0, orange above, none at 0.
+function departure(share) {
+  const strength = Math.min(1, Math.abs(share));
+  return painted(share < 0 ? LOW : HIGH, strength, isDark());
+}
+
+const wide = () => [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1];
+const amountKey = () =>
+  `linear-gradient(90deg, ${wide()
+    .map((x) => amount(x).background)
+    .join(", ")})`;
+const departureKey = () =>
+  `linear-gradient(90deg, ${wide()
+    .map((x) => departure(2 * x - 1).background)
+    .join(", ")})`;
