@@ -190,7 +190,6 @@ class TokenRatio:
     level: float
     """The baseline's final accuracy, the mean over seeds."""
     tokens: float
-    baseline_tokens: float
     ratio: Estimate
     """Infinity: not reached within the budget. NaN: the baseline never rose above its start."""
 
@@ -204,7 +203,7 @@ def token_ratio(grid: Sequence[float], ours: Array, baseline: Array, *, seed: in
     level, needed, base = _reached(grid, ours.mean(axis=(0, 1)), baseline.mean(axis=(0, 1)))
     value = _divided(needed, base)
     if seeds < 2 or math.isnan(value):
-        return TokenRatio(level, needed, base, Estimate(value, math.nan, math.nan))
+        return TokenRatio(level, needed, Estimate(value, math.nan, math.nan))
     ratios = []
     for seeds_drawn, problems_drawn in _draws(seeds, problems, seed):
         means = (np.einsum("s,p,spg->g", seeds_drawn, problems_drawn, curves) for curves in (ours, baseline))
@@ -212,7 +211,7 @@ def token_ratio(grid: Sequence[float], ours: Array, baseline: Array, *, seed: in
     known = [ratio for ratio in ratios if not math.isnan(ratio)] or [value]
     # Without interpolation between draws: infinity has no mean.
     low, high = (float(np.quantile(known, q, method="inverted_cdf")) for q in (0.025, 0.975))
-    return TokenRatio(level, needed, base, Estimate(value, low, high))
+    return TokenRatio(level, needed, Estimate(value, low, high))
 
 
 def _reached(grid: Sequence[float], ours: Array, baseline: Array) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from r3.rollout.protocol import Sampling
+from r3.rollout import Sampling
 
 _BLOCK = 64  # uniforms drawn at a time: a call of numpy's generator costs about as much as 64 numbers from it
 _BLOCK_OF_TOKENS = 256  # about the root of a large vocabulary
@@ -42,13 +42,9 @@ def uniform_stream(seed: int, index: int) -> Iterator[float]:
         yield from generator.random(_BLOCK).tolist()
 
 
-def log_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Log-probs of the distribution `sampling` draws from; -inf for tokens it never draws. [rows, vocab], float32."""
-    return _scores(logits, sampling).log_softmax(-1)
-
-
-def _scores(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The same but for a constant per row."""
+def log_weights(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probs of the distribution that `sampling` draws from, up to a constant per row; -inf for tokens that it never
+    draws. [rows, vocab], float32"""
     scores = logits.float()
     if sampling.temperature == 0:
         return scores  # greedy picks from the untempered distribution; nothing is filtered
@@ -82,7 +78,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Drawn:
 
 
 def _draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Drawn:
-    scores = _scores(logits, sampling)
+    scores = log_weights(logits, sampling)
     below = scores - scores.amax(-1, keepdim=True)  # the best token's log-weight is 0
     below.clamp_(min=_NEVER)  # a token that is never drawn has weight 0, and 0 · -inf would be NaN
     weights = below.exp()

@@ -1,4 +1,4 @@
-"""Maths sets by name, files and Hugging Face datasets as queries: stable ids, one prompt form, filters, seeded order.
+"""Maths sets by name, files and Hugging Face datasets as queries: stable ids, one prompt form, filters.
 
 The named sets are files that are looked for in the folder that the environment variable R3_DATA names. Their rows have
 `id`, `problem` and `answer`; a file of one's own needs a question and an answer column, whatever they are called.
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -360,8 +360,3 @@ def _source_names(query: Query) -> set[str]:
 def _difficulty(query: Query) -> float:
     value = query.columns.get("difficulty")
     return float("nan") if value is None else float(value)  # NaN is in no range
-
-
-def seeded_order(queries: Sequence[Query], seed: int) -> list[Query]:
-    """An order that depends on the seed and the ids alone: not on the file's, nor on what else was filtered out."""
-    return sorted(queries, key=lambda query: hashlib.blake2b(f"{seed}/{query.id}".encode(), digest_size=16).digest())
