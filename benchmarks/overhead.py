@@ -37,8 +37,7 @@ from r3.policy.optimiser import Optimiser
 from r3.policy.update import Updater
 from r3.train.build import build
 from r3.train.loop import Trainer
-from r3.train.sampler import Sampler
-from r3.train.stream import QueryStream
+from r3.train.sampler import QueryStream, Sampler
 from work import SHAPES, ragged_of, random_model, word_tokenizer
 
 METHODS = ("grpo", "r3")

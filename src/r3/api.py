@@ -140,9 +140,9 @@ class Run:
 
         Asked and judged as in the run; `samples` answers to each problem, by default `evaluate.samples`.
         """
-        from r3.evaluate.heldout import evaluate
+        from r3.evaluate.run import evaluate
         from r3.method.reflection import plain_prompt
-        from r3.rollout.protocol import Sampling
+        from r3.rollout import Sampling
         from r3.train.build import make_engine
 
         config, policy = self.config, self.policy

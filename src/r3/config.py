@@ -20,9 +20,15 @@ from r3.config_text import describe, explain, load_yaml
 from r3.errors import ConfigError
 from r3.method.presets import reset, reset_objective
 from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
-from r3.policy.settings import ModelSettings, OptimiserSettings
-from r3.rollout.settings import RolloutSettings
-from r3.settings import BufferSettings, EvaluateSettings, RunSettings, Settings
+from r3.settings import (
+    BufferSettings,
+    EvaluateSettings,
+    ModelSettings,
+    OptimiserSettings,
+    RolloutSettings,
+    RunSettings,
+    Settings,
+)
 from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from r3.rollout.protocol import Engine, Request, Response, Sampling
+from r3.rollout import Engine, Request, Response, Sampling
 from r3.samples import Query
 from r3.verify.judge import Judge, Verdict
 

@@ -267,6 +267,11 @@ class Group:
         return all(self.outcomes)
 
 
+def seed_of(name: str) -> int:
+    """A 63-bit seed that any change of the name changes, for all that is drawn of a query."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
 def _readonly(values: Any, dtype: type[np.generic], name: str, query_id: str) -> npt.NDArray[Any]:
     """`values` as a read-only 1-D array: no copy where the type already fits, no write-through to the caller's."""
     array = np.asarray(values)

@@ -1,11 +1,12 @@
-"""The base of all settings, and the sections of the rooms that have only one: buffer, run, evaluate. The others live in
-their rooms.
+"""The base of all settings, and the sections of the rooms that have few: model, optimiser, rollout, buffer, run and
+evaluate. Those of the method and the tasks live in their rooms.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -117,3 +118,126 @@ class EvaluateSettings(Settings):
     """Longest held-out answer, e.g. more than in training, where the limit saves time; None: rollout.max_tokens."""
     temperature: float = Field(1.0, ge=0, le=1e3)
     """Sampling temperature of the evaluation; 0 is greedy."""
+
+
+class RolloutSettings(Settings):
+    """Sampling the groups."""
+
+    engine: Literal["auto", "native", "transformers", "vllm", "vllm-server"] = "auto"
+    """Which engine draws the samples; auto takes native where it runs and knows the model, else transformers."""
+    servers: tuple[str, ...] = ()
+    """With engine=vllm-server, the addresses of the vLLM servers, e.g. [http://host:8000, http://other:8000]."""
+    server_patience: float = Field(600.0, gt=0)
+    """Seconds to wait for a vLLM server's response, and for any server to come back when all are gone."""
+    ahead: int = Field(0, ge=0, le=1)
+    """1: draw the next step's answers while the update runs, from the weights before it (with engine=vllm-server)."""
+    group_size: int = Field(8, ge=2, le=100_000)
+    """G: samples per prompt. A group of one has nothing to compare with."""
+    max_tokens: int = Field(1024, ge=1, le=10_000_000)
+    """Longest response; longer ones are cut (truncated)."""
+    temperature: float = Field(1.0, ge=1e-3, le=1e3)
+    """Sampling temperature; the update uses the same."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling. Below 1 the distribution drawn from is not the policy's own, and ratios are off."""
+    top_k: int = Field(0, ge=0)
+    """Sample from the k likeliest tokens; 0 for all. The same warning applies."""
+    max_rows: int = Field(256, ge=1, le=1_000_000)
+    """How many responses are generated side by side at most."""
+    memory: float = Field(0.85, gt=0, lt=1)
+    """Share of the free memory, of the card or the machine, that the engine's key-value cache may take as it runs."""
+
+    @model_validator(mode="after")
+    def _servers_where_they_are_used(self) -> Self:
+        if self.engine == "vllm-server" and not self.servers:
+            raise ValueError("engine=vllm-server needs addresses: set rollout.servers=[http://HOST:PORT, …]")
+        if self.servers and self.engine != "vllm-server":
+            raise ValueError(
+                f"rollout.servers is for engine=vllm-server, not {self.engine}: set one or remove the other"
+            )
+        for address in self.servers:
+            if not re.fullmatch(r"http://([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}/?", address):
+                raise ValueError(f"{address!r} is not the address of a server; write http://HOST:PORT")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError("rollout.servers names a server twice")
+        return self
+
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class LoraSettings(Switchable):
+    """Low-rank adapters through peft: train a few million parameters instead of all."""
+
+    enabled: bool = False
+    """Train adapters instead of the whole model."""
+    rank: int = Field(16, ge=1, le=100_000)
+    """Rank of the adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters (divided by the rank)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout inside the adapters; 0 keeps log-probs of rollout and update the same."""
+    targets: str | list[str] = "all-linear"
+    """Which layers get adapters: peft's target_modules."""
+
+    @model_validator(mode="after")
+    def _is_on_if_it_is_set(self) -> LoraSettings:
+        given = self.model_fields_set
+        if given and "enabled" not in given:
+            raise ValueError(
+                f"{', '.join(sorted(given))} given, and the whole model would be trained: set model.lora.enabled=true "
+                "(or false, to leave them for later)"
+            )
+        return self
+
+    @field_validator("targets")
+    @classmethod
+    def _names_something(cls, targets: str | list[str]) -> str | list[str]:
+        if not targets:
+            raise ValueError("must name at least one layer, or be all-linear")
+        return targets
+
+
+class ModelSettings(Settings):
+    """The policy: any Hugging Face causal LM."""
+
+    path: str = "embedded"
+    """A local folder, a hub id, or 'embedded' for the small model that ships with r3."""
+    revision: str | None = None
+    """Hub revision to pin."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model: whoever wrote it can then do on this machine what you can."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; auto is bfloat16 on CUDA and float32 on CPU. Optimiser state is always float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes a CUDA card if there is one."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    compile: bool = True
+    """On a CUDA card, compile the layers for rollout and update (a minute at the first run, then cached on disk)."""
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    """Low-rank adapters."""
+
+
+class OptimiserSettings(Settings):
+    """How a step's weighted samples become an update of the weights."""
+
+    updates_per_batch: int = Field(1, ge=1, le=100_000)
+    """Optimiser updates per batch of rollouts."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    warmup_updates: int = Field(0, ge=0)
+    """How many updates the linear warm-up of the learning rate takes."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls over the run."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
+    """AdamW's momentum terms."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    tokens_per_microbatch: int = Field(16384, ge=1)
+    """Token budget of one packed forward and backward; a longer sequence goes alone."""
+    shard: bool = False
+    """With several processes: split float32 masters, gradients and AdamW's moments over them (FSDP2)."""
+    max_bad_updates: int = Field(5, ge=1)
+    """Stop after this many updates in a row with NaN or infinite gradients (each is skipped)."""

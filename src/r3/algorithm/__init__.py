@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from r3.algorithm.prompts import Asked, Batch, Helping, Prompt, Reflections, seed_of
+from r3.algorithm.prompts import Asked, Batch, Helping, Prompt, Reflections
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
 from r3.method.distill import Lesson, Teacher, lessons_of
@@ -30,7 +30,7 @@ from r3.method.settings import MethodSettings
 from r3.method.step import members_with_entropies, step
 from r3.samples import ContextKind, FloatArray, Group, IntArray, Joins, PromptText, Query, Sample
 
-__all__ = ["Algorithm", "Asked", "Prompt", "seed_of"]
+__all__ = ["Algorithm", "Asked", "Prompt"]
 
 
 class Algorithm:

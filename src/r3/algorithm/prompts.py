@@ -6,7 +6,6 @@ the prompts that follow a step's first answers, and the demonstrations that join
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from r3.buffer import SampleBuffer
 from r3.method.help import critique_prompt, demonstration_of, hinted_prompt, to_refine
 from r3.method.reflection import Tokenizer, WhyNot, has_lift, in_vain, most_reflections, reflect, why_not_hard
 from r3.method.settings import MethodSettings, ReflectionSettings
-from r3.samples import PLAIN, Context, Group, IntArray, PromptText, Query, Sample
+from r3.samples import PLAIN, Context, Group, IntArray, PromptText, Query, Sample, seed_of
 
 Batch = Sequence[tuple[Query, int]]
 """Queries, each with the epoch it is met in; a query may be there twice."""
@@ -86,11 +85,6 @@ class Asked:
         room = len(built) if reflections is None else min(len(built), reflections)
         room -= room % multiple_of
         return Asked((*self.plain, *built[:room]), {**self.counts, "no_room": len(built) - room})
-
-
-def seed_of(name: str) -> int:
-    """A 63-bit seed that any change of the name changes."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 log = logging.getLogger(__name__)

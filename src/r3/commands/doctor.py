@@ -82,7 +82,7 @@ def _devices() -> list[tuple[str, str]]:
 def _engines() -> list[tuple[str, str]]:
     import torch
 
-    from r3.rollout.native.cpu.compiler import library
+    from r3.rollout.native.cpu import library
     from r3.rollout.vllm import check_version, installed_version
 
     try:

@@ -146,7 +146,7 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
     """Answers from a model."""
     from r3.config import validate
     from r3.errors import ConfigError
-    from r3.policy.hub import check_model, digest_of_weights
+    from r3.policy.source import check_model, digest_of_weights
 
     path = arguments.model if trained is None else str(trained.policy)
     model = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
@@ -155,7 +155,7 @@ def _drawn(arguments: argparse.Namespace, out: Path, stack: ExitStack, trained: 
     from r3.evaluate.run import evaluate_model
     from r3.method.reflection import plain_prompt
     from r3.policy.model import Policy, resolve
-    from r3.rollout.protocol import Sampling
+    from r3.rollout import Sampling
     from r3.train.build import make_engine
 
     policy = Policy.load(config.model)
@@ -280,7 +280,7 @@ def _token_counter(model: str | None) -> Callable[[str], int] | None:
     if model is None:
         return None
     from r3.policy.model import load_tokenizer, resolve
-    from r3.policy.settings import ModelSettings
+    from r3.settings import ModelSettings
 
     tokenizer = load_tokenizer(resolve(model), ModelSettings(path=model))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

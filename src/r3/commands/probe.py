@@ -72,7 +72,7 @@ def _probe(config: Config, budget: int, recipe: str | None, arguments: argparse.
     from r3.probe.findings import as_dict, measure
     from r3.run.disk import write_atomically
     from r3.train.build import build
-    from r3.train.step_metrics import peak_memory_gb
+    from r3.train.record import peak_memory_gb
 
     logging.basicConfig(level=logging.WARNING, format="r3: %(message)s")
     with status.status("r3: loading") as spinner:

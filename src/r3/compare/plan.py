@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r3.compare.claims import parse, planned
-from r3.compare.records import read_records
+from r3.compare.records import parse, planned, read_records
 from r3.config import Config, load_config
 from r3.errors import ConfigError
 from r3.method.presets import METHODS

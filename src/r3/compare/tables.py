@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from r3.compare.analysis import Comparison
-from r3.compare.claims import Claim, parse
 from r3.compare.plan import seed_list
+from r3.compare.records import Claim, parse
 from r3.compare.statistics import mean_interval
 from r3.evaluate.passk import Estimate
 

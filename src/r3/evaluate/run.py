@@ -10,13 +10,16 @@ Started again, it goes on with the answers that are missing. Every answer has a 
 evaluation's seed, the task, the problem and the answer's number: it does not matter when, in which batch or after how
 many interruptions it is drawn. That takes a prompt's prefill for each answer instead of for each problem, which is
 small beside the thousands of tokens of an answer.
+
+`evaluate` is the short one that training makes every so often: accuracy on held-out problems under the plain prompt,
+nothing of it kept but the numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -24,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from r3.errors import TaskError
+from r3.evaluate.passk import estimate, pass_at_k, wilson
 from r3.evaluate.responses import ANSWER_LIMIT, Finished, Judged, Key, ResponseLog
 from r3.evaluate.results import Results, by_problem, summarise, write_results
 from r3.judging import Answer, drawn, judge_all
-from r3.rollout.protocol import Engine, Request, Sampling
+from r3.rollout import Engine, Request, Response, Sampling
 from r3.run.directory import lock_run
 from r3.run.disk import write_atomically, write_failed
-from r3.samples import IntArray, Query
+from r3.samples import IntArray, Query, seed_of
+from r3.tasks.task import Task
 from r3.verify.judge import Judge, Verdict
 from r3.verify.maths import boxed_answer
 
@@ -41,6 +46,8 @@ BACKLOG = 256
 """Most answers that wait for one, before no more are drawn."""
 BATCH, SECONDS = 64, 5.0
 """Verdicts are written when this many are in, or after this many seconds."""
+RESAMPLES = 1_000
+"""Draws for the interval of held-out accuracy; few, since an evaluation during training is one of many."""
 
 
 def boxed_vote(text: str) -> str | None:
@@ -94,7 +101,7 @@ def evaluate_model(
         missing = [(mark, query, i) for mark, query, i in wanted if (mark.name, query.id, i) not in log.judged]
         prompts = {(mark.name, query.id): encode(query) for mark in benchmarks for query in mark.queries}
         requests = [
-            Request(prompts[mark.name, query.id], 1, _seed(f"{seed}/{mark.name}/{query.id}/{i}"))
+            Request(prompts[mark.name, query.id], 1, seed_of(f"{seed}/{mark.name}/{query.id}/{i}"))
             for mark, query, i in missing
         ]
 
@@ -247,6 +254,76 @@ def _summed_up(
     return results
 
 
-def _seed(name: str) -> int:
-    """A 63-bit seed that any change of the name changes."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What an evaluation during training found."""
+
+    right: Sequence[int]
+    """Right answers to each problem."""
+    samples: int
+    """Answers to each problem."""
+    truncated: float
+    mean_tokens: float
+    rewards: Mapping[str, float]
+    """What each of several reward functions gave, weighted: the mean over all answers, by name."""
+
+    @property
+    def total(self) -> int:
+        return len(self.right) * self.samples
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of pass@1; with several answers to a problem, which are alike, problems are drawn again."""
+        if self.samples == 1:
+            return wilson(sum(self.right), self.total)
+        mean = estimate([right / self.samples for right in self.right], seed=0, resamples=RESAMPLES)
+        return mean.low, mean.high
+
+    def metrics(self) -> dict[str, Any]:
+        low, high = self.interval
+        metrics: dict[str, Any] = {
+            "heldout/accuracy": sum(self.right) / self.total,
+            "heldout/right": sum(self.right),
+            "heldout/right_each": list(self.right),
+            "heldout/total": self.total,
+            "heldout/low": low,
+            "heldout/high": high,
+            "heldout/truncated": self.truncated,
+            "heldout/tokens": self.mean_tokens,
+            **{f"heldout/reward/{name}": mean for name, mean in sorted(self.rewards.items())},
+        }
+        if self.samples > 1:
+            k = self.samples
+            passed = sum(pass_at_k(k, right, k) for right in self.right) / len(self.right)
+            metrics |= {"heldout/samples": k, f"heldout/pass@{k}": passed}
+        return metrics
+
+
+def evaluate(
+    engine: Engine,
+    task: Task,
+    prompts: Sequence[tuple[Query, IntArray]],
+    tokenizer: Any,
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    seed: int,
+) -> HeldOut:
+    """Answer every prompt `samples` times and count the right answers. The same seed asks in the same way."""
+    requests = [Request(tokens, samples, seed + place) for place, (_, tokens) in enumerate(prompts)]
+    asked = [(query, task.judge) for query, _ in prompts]
+    right = [0] * len(prompts)
+    truncated = tokens = 0
+    rewards: Counter[str] = Counter()
+
+    def keep(answer: Answer[Response], verdict: Verdict) -> None:
+        nonlocal truncated, tokens
+        tokens += len(answer.source.tokens)
+        truncated += answer.truncated
+        rewards.update(verdict.scores or {})
+        right[answer.source.request] += verdict.right and not answer.truncated
+
+    judge_all(drawn(engine, requests, sampling, tokenizer, asked), keep)
+    answers = max(1, len(prompts) * samples)
+    means = {name: total / answers for name, total in rewards.items()}
+    return HeldOut(right, samples, truncated / answers, tokens / answers, means)

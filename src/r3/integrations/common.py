@@ -39,8 +39,7 @@ from r3.method.settings import MethodSettings, ObjectiveSettings
 from r3.policy.update import UpdateReport
 from r3.run import RunDirectory, RunFiles
 from r3.samples import FloatArray, Group, IntArray, Message, PromptText, Sample
-from r3.train.record import StepNotes, group_summaries, rollout_rows
-from r3.train.step_metrics import ranking_metrics, step_metrics
+from r3.train.record import StepNotes, group_summaries, ranking_metrics, rollout_rows, step_metrics
 
 AnyMethod = TypeVar("AnyMethod", bound=MethodSettings)
 

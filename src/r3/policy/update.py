@@ -26,9 +26,9 @@ from r3.policy.layers import onednn
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
-from r3.policy.settings import OptimiserSettings
 from r3.policy.world import ShardedPolicy, World
 from r3.samples import FloatArray
+from r3.settings import OptimiserSettings
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from r3.policy.layers import layers_of
 from r3.policy.model import Policy, TokenStatistics
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
-from r3.policy.settings import OptimiserSettings
+from r3.settings import OptimiserSettings
 
 BUCKET = 2**26
 """How many numbers are sent at a time: 256 MB in float32."""

@@ -19,7 +19,7 @@ from rich.table import Table
 from r3.config import Config, changes, validate
 from r3.evaluate.passk import Estimate
 from r3.probe.findings import SERR, Findings
-from r3.train.step_metrics import FAILURES, MOST_FAILURES
+from r3.train.record import FAILURES, MOST_FAILURES
 
 LEAST_REPLAY = 0.01
 """Replay is expected to pay when at least this share of queries would have a success to replay an epoch later."""

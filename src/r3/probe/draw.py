@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from r3.algorithm import Algorithm, Prompt, seed_of
+from r3.algorithm import Algorithm, Prompt
 from r3.buffer import SampleBuffer
 from r3.errors import ConfigError
 from r3.judging import Answer, judge_all
 from r3.method.settings import MethodSettings
-from r3.rollout.protocol import Request, Response
-from r3.samples import Group, Query, Sample
+from r3.rollout import Request, Response
+from r3.samples import Group, Query, Sample, seed_of
 from r3.train.build import Parts, make_sampler
-from r3.train.sampler import Sampler
-from r3.train.stream import QueryStream
+from r3.train.sampler import QueryStream, Sampler
 from r3.verify.judge import Verdict
 
 DEFAULT_GROUPS = 512

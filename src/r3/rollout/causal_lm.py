@@ -37,7 +37,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from r3.policy.layers import logits_of, onednn
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout import Request, Response, Sampling
 from r3.samples import IntArray
 
 # All kernels of torch's attention but cuDNN's: that one compiles a plan for each new length, and in decoding every step

@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from r3.rollout import Cancelled, Request, Response, Sampling
 from r3.rollout.causal_lm import CausalLM, RowsOf, SingleRun, diverged, new_cache, regroup
-from r3.rollout.protocol import Cancelled, Request, Response, Sampling
 from r3.rollout.sampling import draw, uniform_stream
 from r3.samples import FinishReason
 

@@ -7,10 +7,9 @@ from r3.errors import RunError
 from r3.run.checkpoints import Checkpoint, Checkpoints
 from r3.run.directory import RunDirectory, RunFiles, refuse_run, resume_command
 from r3.run.display import Progress
-from r3.run.metrics import MetricsLog, read_metrics
+from r3.run.metrics import MetricsLog, Sink, TensorBoardSink, TrackioSink, WandbSink, open_sinks, read_metrics
 from r3.run.rollouts import Rollouts
 from r3.run.signals import StopRequested
-from r3.run.sinks import Sink, TensorBoardSink, TrackioSink, WandbSink, open_sinks
 
 __all__ = [
     "Checkpoint",

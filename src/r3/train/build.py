@@ -22,7 +22,7 @@ from r3.errors import ConfigError, RunError, TaskError
 from r3.method.reflection import plain_prompt
 from r3.policy.machine import set_threads
 from r3.policy.model import Policy, compiles, load_tokenizer, pick_device, resolve
-from r3.rollout.protocol import Engine, Sampling
+from r3.rollout import Engine, Sampling
 from r3.run import RunFiles
 from r3.samples import IntArray, Query
 from r3.tasks import Task, load_problems

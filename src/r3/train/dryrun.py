@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from r3.config import Config
 from r3.errors import ConfigError, MissingData, RunError
-from r3.policy.adapters import adapters_in
 from r3.policy.layers import chunk_size
 from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, pick_dtype, resolve
+from r3.policy.source import adapters_in
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.vllm import check_version, installed_version
 from r3.run.directory import check_folder
@@ -29,8 +29,8 @@ from r3.train.build import (
     prompt_length,
 )
 from r3.train.checks import check_help
+from r3.train.record import peak_memory_gb
 from r3.train.session import run_path, total_steps
-from r3.train.step_metrics import peak_memory_gb
 
 # Shapes of models that recipes name, as published in their config.json, for machines that cannot reach the hub.
 _QWEN = {

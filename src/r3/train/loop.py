@@ -17,10 +17,8 @@ from r3.method.mixed import StepResult
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import FloatArray, Group, Sample
-from r3.train.record import StepNotes
-from r3.train.sampler import Ahead, Sampler
-from r3.train.step_metrics import ranking_metrics, step_metrics
-from r3.train.stream import QueryStream, Revisits
+from r3.train.record import StepNotes, ranking_metrics, step_metrics
+from r3.train.sampler import Ahead, QueryStream, Revisits, Sampler
 
 
 class Trainer:

@@ -23,7 +23,7 @@ from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.update import Updater, UpdateReport
 from r3.policy.world import ShardedOptimiser, ShardedPolicy, World
-from r3.rollout.protocol import Engine, Request, Response, Sampling
+from r3.rollout import Engine, Request, Response, Sampling
 from r3.train.build import make_engine
 from r3.train.resume import load_state
 

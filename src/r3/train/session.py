@@ -15,11 +15,11 @@ from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
 from r3.config import Config, dump, validate
 from r3.errors import ConfigError
-from r3.evaluate.heldout import evaluate
+from r3.evaluate.run import evaluate
 from r3.method.mixed import StepResult
 from r3.policy.update import Diverged
 from r3.policy.world import World
-from r3.rollout.protocol import Sampling
+from r3.rollout import Sampling
 from r3.run import (
     Checkpoint,
     Progress,
@@ -31,12 +31,12 @@ from r3.run import (
     refuse_run,
     resume_command,
 )
-from r3.run.sinks import Label
+from r3.run.metrics import Label
 from r3.train import STOPPED, AnyCallback, Callbacks
 from r3.train.build import Parts, build, check_ahead, make_sampler
 from r3.train.loop import Trainer
 from r3.train.processes import SharedEngine, Start, dismiss, make_updater, serve
-from r3.train.record import group_summaries, rollout_rows
+from r3.train.record import NeverRight, alarms, group_summaries, rollout_rows
 from r3.train.resume import (
     changed_settings,
     check_files,
@@ -47,8 +47,7 @@ from r3.train.resume import (
     save_contents,
     saved_settings,
 )
-from r3.train.step_metrics import NeverRight, alarms
-from r3.train.stream import QueryStream
+from r3.train.sampler import QueryStream
 
 log = logging.getLogger(__name__)
 Functions = Mapping[str, Callable[..., Any]]

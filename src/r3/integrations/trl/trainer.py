@@ -36,18 +36,9 @@ from transformers import TrainerCallback
 
 from r3.algorithm import Algorithm
 from r3.integrations import common
-from r3.integrations.trl import layout
+from r3.integrations.trl import grpo, layout
 from r3.integrations.trl.config import R3Config, changes_training
-from r3.integrations.trl.dataset import (
-    FurtherRows,
-    by_rank,
-    check_rows,
-    outcome_index,
-    outcome_watch,
-    query_of,
-    saved_position,
-)
-from r3.integrations.trl.ranked import RankedTrainer, Row, Seen, Step, described, told_of
+from r3.integrations.trl.grpo import FurtherRows, RankedTrainer, Row, Seen, Step, described, told_of
 from r3.method.mixed import StepResult
 from r3.samples import Query
 
@@ -76,10 +67,10 @@ class R3Trainer(RankedTrainer):
         self._r3_further: FurtherRows | None = None
         self._r3_seen: Seen | None = None
         self._r3_sampler: Any = None
-        self._r3_outcome = outcome_index(args.r3_outcome_reward, self.reward_func_names) if self._r3_on else 0
-        self._r3_watch = outcome_watch(self.reward_func_names[self._r3_outcome], args.r3_right_above)
+        self._r3_outcome = grpo.outcome_index(args.r3_outcome_reward, self.reward_func_names) if self._r3_on else 0
+        self._r3_watch = grpo.outcome_watch(self.reward_func_names[self._r3_outcome], args.r3_right_above)
         if self._r3_on and isinstance(self.train_dataset, Sized):
-            check_rows(self.train_dataset, args.r3_id_column)  # type: ignore[arg-type]  # rows, as TRL wants them
+            grpo.check_rows(self.train_dataset, args.r3_id_column)  # type: ignore[arg-type]  # rows, as TRL wants them
         if self.r3_settings.resample.enabled:
             if not isinstance(self.train_dataset, Sized):
                 raise ValueError("resampling asks further rows of the data by number: give a dataset, not a stream")
@@ -102,7 +93,7 @@ class R3Trainer(RankedTrainer):
         if self._r3_further is not None:
             self._metrics["train"]["r3/resample/rounds"].append(len(drawn) - 1)
         ranks = self.accelerator.num_processes
-        order = by_rank([len(batch["prompt_ids"]) * ranks for batch in drawn], ranks)
+        order = grpo.by_rank([len(batch["prompt_ids"]) * ranks for batch in drawn], ranks)
         return self._trained_rows(layout.join(drawn), plan, order)
 
     def _drawn(self, inputs: list[Row]) -> layout.Batch:
@@ -148,7 +139,7 @@ class R3Trainer(RankedTrainer):
             return
         self._on_main(lambda: self._open_buffer(checkpoint))
         if self._r3_further is not None:
-            self._r3_further.position = self._on_main(lambda: saved_position(checkpoint))
+            self._r3_further.position = self._on_main(lambda: grpo.saved_position(checkpoint))
         # TRL's sampler draws a new order at each pass, and starts over when resumed: pass by the orders already used.
         for _ in range(self._epoch() - 1 if self._r3_sampler is not None else 0):
             next(iter(self._r3_sampler), None)
@@ -163,7 +154,7 @@ class R3Trainer(RankedTrainer):
         """This rank's rows, with the reflection prompts of hard queries among them."""
         everyone: list[Row] = gather_object(inputs)
         size, epoch = self._group_size, self._epoch()
-        batch = [(query_of(row, self.args.r3_id_column), epoch) for row in everyone[::size]]
+        batch = [(grpo.query_of(row, self.args.r3_id_column), epoch) for row in everyone[::size]]
         reflections = self._on_main(lambda: self._ask(batch))
         for position, prompt in reflections:
             everyone += [{**everyone[position * size + i], "prompt": prompt} for i in range(size)]
@@ -193,7 +184,7 @@ class R3Trainer(RankedTrainer):
             lambda: self._algorithm.missing(self._step_under_way.groups, self._step_under_way.queries)
         )
         rows = self._r3_further.take(math.ceil(missing / self._whole) * self._whole)
-        batch = [(query_of(row, self.args.r3_id_column), self._epoch()) for row in rows]
+        batch = [(grpo.query_of(row, self.args.r3_id_column), self._epoch()) for row in rows]
         if self.accelerator.is_main_process:
             self._step_under_way.prompts = self._algorithm.plain_prompts(batch)
         return self._share([dict(row) for row in rows for _ in range(self._group_size)])

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from r3.policy.attention import layout_of
 from r3.policy.layers import CompiledLayers, onednn
+from r3.rollout import Sampling
 from r3.rollout.causal_lm import CausalLM
-from r3.rollout.native.cache import PAGE, PagedCache
-from r3.rollout.native.forward import PAGED, DecodePass, Pass, PrefillPass
-from r3.rollout.native.fused_linear import FusedLinears
-from r3.rollout.native.ops import Lanes, Ops, Split
+from r3.rollout.native.forward import PAGED, DecodePass, FusedLinears, Pass, PrefillPass
+from r3.rollout.native.ops import PAGE, Lanes, Ops, PagedCache, Split
 from r3.rollout.native.schedule import Drawn, Prefill, Row
-from r3.rollout.protocol import Sampling
 
 LANES = (4, 8, 16, 32, 48, 64, *range(96, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
 """Batch sizes that get a graph; between them the lanes that are too many idle."""

@@ -16,16 +16,14 @@ from transformers import PreTrainedModel
 
 from r3.policy.layers import multiplies_bfloat16
 from r3.policy.machine import free_memory
+from r3.rollout import Request, Response, Sampling
 from r3.rollout.causal_lm import CausalLM, SingleRun, diverged
-from r3.rollout.native.cache import PAGE, CacheShape, PagedCache
-from r3.rollout.native.cpu.llama import LlamaStep, knows
-from r3.rollout.native.cpu.ops import PAGE as CPU_PAGE
-from r3.rollout.native.cpu.ops import CpuOps
+from r3.rollout.native.cpu import PAGE as CPU_PAGE
+from r3.rollout.native.cpu import CpuOps, LlamaStep, knows
 from r3.rollout.native.decoder import Decoder
 from r3.rollout.native.forward import Unsupported
-from r3.rollout.native.ops import Ops, TritonOps
+from r3.rollout.native.ops import PAGE, CacheShape, Ops, PagedCache, TritonOps
 from r3.rollout.native.schedule import PagePool, Prefill, Row, Schedule
-from r3.rollout.protocol import Request, Response, Sampling
 
 log = logging.getLogger(__name__)
 GIB = 2**30

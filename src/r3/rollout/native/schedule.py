@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout import Request, Response, Sampling
 from r3.samples import FinishReason, FloatArray, IntArray
 
 IDLE = 0

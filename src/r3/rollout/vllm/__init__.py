@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from r3.rollout.protocol import Request, Sampling
+from r3.rollout import Request, Sampling
 from r3.samples import FinishReason, FloatArray, IntArray
 
 OLDEST, BEFORE = (0, 24), (0, 33)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout import Request, Response, Sampling
 from r3.rollout.vllm import check_version, finish_of, sampling_parameters
 from r3.rollout.vllm.weights import EXTENSION
 

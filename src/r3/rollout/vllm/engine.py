@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from r3.rollout import Request, Response, Sampling
 from r3.rollout.causal_lm import CausalLM, SingleRun
-from r3.rollout.protocol import Request, Response, Sampling
 from r3.rollout.vllm import (
     check_version,
     cpu_cache_bytes,

@@ -31,8 +31,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from r3.errors import RunError
+from r3.rollout import Cancelled, Request, Response, Sampling
 from r3.rollout.causal_lm import CausalLM, SingleRun
-from r3.rollout.protocol import Cancelled, Request, Response, Sampling
 from r3.rollout.vllm import shape_of
 from r3.rollout.vllm.client import START, Broken, Client, Lost, Refused
 from r3.rollout.vllm.weights import Publisher, merged_weights

@@ -1,6 +1,6 @@
 /* The small operations of a decoding step on a CPU, one pass over memory each; the products stay with oneDNN.
 
-   Compiled by compiler.py on the machine that runs it, called by ops.py and llama.py. Every row is computed by one
+   Compiled by cpu.py on the machine that runs it, and called from there. Every row is computed by one
    thread in a fixed order, so that a response depends neither on the number of threads nor on its neighbours.
 
    Tensors are float32, or bfloat16 if BFLOAT16 is defined; arithmetic is in float32 either way. Bfloat16 results are
