@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from r3.buffer import SampleBuffer
 from r3.cli import main
 from r3.evaluate.heldout import HeldOut
+from r3.method import reflection
 from r3.method.objective import Loss
 from r3.run.directory import RunFiles
-from r3.samples import Query
+from r3.samples import PromptText, Query
 from r3.train.stream import QueryStream
 from tests.train.tiny import overrides, read_metrics, run_r3
 
@@ -71,6 +73,21 @@ def test_every_mechanism_acts_and_is_counted(tmp_path: Path) -> None:
         assert line["reward"] == pytest.approx(parts)
         assert line["tokens/generated"] > 0
     assert {"heldout/right", "heldout/total", "heldout/low", "heldout/high"} <= lines[0].keys() & lines[-1].keys()
+
+
+def test_a_run_tokenizes_each_problem_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its check, the digest of its tokenizer, every epoch and every evaluation have the same prompts."""
+    texts: Counter[str] = Counter()
+    tokenized = reflection.tokenized
+
+    def counted(prompt: PromptText, query: Query, tokenizer: reflection.Tokenizer) -> list[int]:
+        texts[str(prompt)] += 1
+        return tokenized(prompt, query, tokenizer)
+
+    monkeypatch.setattr(reflection, "tokenized", counted)
+    train(tmp_path, method="grpo", evaluate__every=1)
+    assert len(texts) == 12
+    assert set(texts.values()) == {1}
 
 
 def reflected(folder: Path) -> dict[str, list[tuple[int, int]]]:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from r3.config import Config
 from r3.errors import ConfigError, MissingData, RunError
+from r3.method.reflection import PlainPrompts
 from r3.policy.adapters import adapters_in
 from r3.policy.layers import chunk_size
 from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, pick_dtype, resolve
@@ -168,7 +169,7 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
         check_passes(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
-            longest, _ = check_prompts(config, task, tokenizer, context)
+            longest = check_prompts(config, task, PlainPrompts(tokenizer), context)
             notes.append(f"longest prompt: {longest} tokens")
         return len(task.train), longest
     finally:
