@@ -236,6 +236,31 @@ def test_a_killed_process_ends_the_job_which_goes_on_with_any_number(
     assert_same_run(read_metrics(tmp_path / "run"), alone)
 
 
+DIES_AT_RESUME = """
+import os, signal, sys
+from r3.cli import main
+from r3.policy.world import ShardedOptimiser
+if os.environ["RANK"] == "1":
+    ShardedOptimiser.load = lambda self, state: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_sharded_moments_are_loaded(tmp_path: Path) -> None:
+    """FSDP's own exchanges break; what is said is what any other exchange of the job says."""
+    settings = overrides(tmp_path, **RAGGED, train__shard="true", train__steps=1)
+    assert main(["train", "--quiet", *settings]) == 0
+    (tmp_path / "dies.py").write_text(DIES_AT_RESUME)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    resume = ["train", "--quiet", "--resume", str(tmp_path / "run"), "train.steps=2"]
+    with started([*launcher, str(tmp_path / "dies.py"), *resume]) as job:
+        output, _ = job.communicate()
+        assert job.returncode != 0
+    assert "another process of this job is gone" in output, output
+    assert "--resume" in output
+
+
 def test_only_a_broken_connection_is_said_to_be_one() -> None:
     with pytest.raises(RunError, match="another process of this job is gone"), World(1, 2).together():
         raise RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
