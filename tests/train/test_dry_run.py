@@ -139,6 +139,23 @@ def test_its_memory_is_near_what_a_run_takes(tmp_path: Path) -> None:
     assert 0.7 < float(match[1]) / peak < 1.3, (told, peak)
 
 
+def test_what_is_drawn_on_servers_takes_no_memory_here() -> None:
+    given = ["rollout.engine=vllm-server", "rollout.servers=[http://a:8000]"]
+    told = {
+        ahead: dry_run(load_config(ROOT / "recipes" / "deepscaler-1.5b.yaml", [*given, f"rollout.ahead={ahead}"]))
+        for ahead in (0, 1)
+    }
+    here = dry_run(load_config(ROOT / "recipes" / "deepscaler-1.5b.yaml"))
+    assert "KV cache" in here
+    for text in told.values():
+        sizes = [float(size) for size in re.findall(r"^memory +([0-9.]+) GB  (?!at most)", text, re.MULTILINE)]
+        assert "KV cache" not in text
+        assert "before the update" not in text
+        assert re.search(rf"{sum(sizes):.1f}\d? GB  at most at once \(answers are drawn on rollout.servers\)", text), (
+            text
+        )
+
+
 # -------------------------------------------------------------------- docs/scale.md
 
 SCALE = (ROOT / "docs" / "scale.md").read_text()
