@@ -16,7 +16,7 @@ from r3.rollout import Sampling
 from r3.rollout.vllm.engine import VllmEngine
 from tests.rollout.models import answers
 
-from .test_native_cuda import medium, ragged
+from .test_cuda import medium, ragged
 
 pytestmark = [
     pytest.mark.gpu,
