@@ -1,13 +1,21 @@
-"""The benchmarks against other systems still run: each script's measuring process on a tiny model."""
+"""The repository's own programs still run: benchmarks against other systems on a tiny model, and a small part of
+`make torture`, where every class of faults is tried and holds.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.torture import runs
+from tests.torture.__main__ import classes
+from tests.train.tiny import save_model
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL = ["--shape", "tiny", "--device", "cpu", "--prompts", "2", "--group", "4", "--mean", "6", "--limit", "12"]
@@ -53,3 +61,47 @@ def test_an_engine_that_is_not_there_says_so(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "rollout.py"), *SMALL, "--engines", "vllm", "--cases", "decode-2x8"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert "| not measured: vLLM" in done.stdout
+
+
+# `make torture`.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("torture")
+    save_model(made / "model")
+    runs.make_runs(made)
+    return made
+
+
+def test_damaged_runs_resume_exactly_or_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(8):
+        assert runs.damage_fault(folder, random.Random(number)) is None
+    for damage in (pipe_for_metrics, zeros_in_weights):
+        monkeypatch.setattr(runs, "_damage", damage)
+        assert runs.damage_fault(folder, random.Random(0)) is None
+
+
+def pipe_for_metrics(run: Path, _: random.Random) -> str:
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    return "a pipe for metrics"
+
+
+def zeros_in_weights(run: Path, _: random.Random) -> str:
+    path = run / "checkpoints" / "step-000004" / "policy" / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-64] + bytes(64))
+    return "zeros in the weights"
+
+
+@pytest.mark.parametrize("fault", [runs.full_disk_fault, runs.checkpoint_fault])
+def test_full_disks(fault: object, folder: Path) -> None:
+    for number in range(3):
+        assert fault(folder, random.Random(number)) is None  # type: ignore[operator]
+
+
+def test_every_class_has_a_name_and_a_count(folder: Path) -> None:
+    assert all(tries >= 20 for _, tries in classes(folder).values())
+    tried = classes(folder)["disk full in a checkpoint"][0](7, 3)
+    assert (tried.tried, tried.failures) == (3, [])
