@@ -47,7 +47,7 @@ from r3.verify import MathSettings, MathVerifier, Verdict
 from r3.verify.code import CodeVerifier
 from r3.verify.sandbox import SandboxSettings
 
-CASES = Path(__file__).parents[1] / "tests" / "verify" / "data" / "verifier_cases.jsonl"
+CASES = Path(__file__).parents[1] / "tests" / "data" / "verifier_cases.jsonl"
 BATCH = 2_048
 THOUGHT = "Let us check this step again: $a_{n+1} = \\frac{1}{2} a_n + 3$ holds for each n, so we go on. "
 TOKENS, CHARACTERS_PER_TOKEN = 2_000, 4

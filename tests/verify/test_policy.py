@@ -16,7 +16,7 @@ import pytest
 
 from r3.verify import Case, MathVerifier
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "verifier.md"
 
 # Public cases that we answer otherwise, by id, each with the reason. There is none.
