@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.torture import runs
+from tests.torture import inputs, runs
 from tests.torture.__main__ import classes
 from tests.train.tiny import save_model
 
@@ -105,3 +107,46 @@ def test_every_class_has_a_name_and_a_count(folder: Path) -> None:
     assert all(tries >= 20 for _, tries in classes(folder).values())
     tried = classes(folder)["disk full in a checkpoint"][0](7, 3)
     assert (tried.tried, tried.failures) == (3, [])
+
+
+# Bad input through the command line.
+
+BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(BOUNDED, max_examples=30)
+
+
+@BOUNDED
+@given(st.lists(inputs.one_override(), min_size=1, max_size=3))
+def test_any_setting(given_: list[str]) -> None:
+    assert inputs.settings_fault(given_) is None
+
+
+@FEW
+@given(st.lists(inputs.one_override(), min_size=1, max_size=2))
+def test_any_setting_in_a_dry_run(given_: list[str]) -> None:
+    assert inputs.dry_fault(given_) is None
+
+
+@BOUNDED
+@given(inputs.recipes())
+def test_any_recipe(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    assert inputs.recipe_fault(tmp_path_factory.getbasetemp(), content) is None
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("data")
+    save_model(made / "model")
+    return made
+
+
+@FEW
+@given(inputs.data_rows())
+def test_any_rows(data: Path, rows: list[object]) -> None:
+    assert inputs.rows_fault(data, rows) is None
+
+
+def test_any_damage_to_a_data_file(data: Path) -> None:
+    chance = random.Random(1)
+    for _ in range(20):
+        assert inputs.damaged_file_fault(data, chance) is None

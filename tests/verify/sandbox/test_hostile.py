@@ -16,9 +16,9 @@ import pytest
 from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings, pool
 
 # The answers are out for harm or for an unearned verdict, written against what an attacker may want and not against
-# the code. They stand in answers.txt by kind, each below a line `### name`. CHEATS do not know what the tests expect and try
-# to pass all the same. REACHES know it, and give it only once they have done what no answer may do: a right verdict
-# means that they could. HOGS take what they can. All are to be wrong.
+# the code. They stand in answers.txt by kind, each below a line `### name`. CHEATS do not know what the tests expect
+# and try to pass all the same. REACHES know it, and give it only once they have done what no answer may do: a right
+# verdict means that they could. HOGS take what they can. All are to be wrong.
 
 
 ROOT = Path(__file__).parents[3]
