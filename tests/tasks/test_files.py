@@ -169,7 +169,7 @@ def test_a_broken_csv_file_says_where(tmp_path: Path, text: bytes, told: str) ->
         load_file(path)
 
 
-# Demonstrations, hints and feedback of a task's queries: named columns of a file, and what made tasks write.
+# Demonstrations, hints and feedback of a task's queries, from named columns of a file.
 
 
 NAMED = {"demonstration_column": "trace", "hint_column": "tips", "feedback_column": "critic"}
