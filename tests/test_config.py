@@ -161,6 +161,9 @@ def test_unknown_keys_name_the_nearest(key: str, hint: str) -> None:
         load_config(None, [key])
 
 
+# The recipes of the repository.
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_valid(recipe: Path) -> None:
     validate(read_recipe(recipe))

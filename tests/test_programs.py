@@ -65,7 +65,7 @@ def test_an_engine_that_is_not_there_says_so(tmp_path: Path) -> None:
     assert "| not measured: vLLM" in done.stdout
 
 
-# `make torture`.
+# `make torture`'s faults on disk.
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_every_class_has_a_name_and_a_count(folder: Path) -> None:
     assert (tried.tried, tried.failures) == (3, [])
 
 
-# Bad input through the command line.
+# `make torture`'s bad input, through the command line.
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 FEW = settings(BOUNDED, max_examples=30)

@@ -1,5 +1,7 @@
 """The claims: each is called shown, half shown or not shown as made-up curves with a known truth deserve.
 
+And which seeds a comparison has, and which of them were looked at before.
+
 Covers r3.compare.analysis, r3.compare.report, r3.compare.tables.
 """
 
