@@ -1,5 +1,7 @@
 """`r3 train` in several processes, started as users start it: the same run as in one, whatever dies on the way.
 
+Run as a program, this file is `r3` whose sharded copy has compiled layers, as on a card.
+
 Covers r3.policy.world.
 """
 
@@ -22,7 +24,8 @@ import torch
 
 from r3.cli import main
 from r3.errors import RunError
-from r3.policy.world import World
+from r3.policy.layers import CompiledLayers
+from r3.policy.world import ShardedPolicy, World
 from tests.train.tiny import ROOT, overrides, read_metrics, save_model
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
@@ -117,7 +120,7 @@ def test_a_sharded_run_is_the_same_run_and_goes_on_whole_or_sharded(
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
 def test_compiled_layers_of_a_sharded_policy(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     settings = overrides(tmp_path, **RAGGED, train__shard="true", train__steps=1)
-    output = finish(torchrun(2, "train", "--quiet", *settings, module="tests.train.compiled_shards"))
+    output = finish(torchrun(2, "train", "--quiet", *settings, module="tests.train.test_processes"))
     counts = [int(count) for count in re.findall(r"compiled graphs: (\d+)", output)]
     assert len(counts) == 2, output
     assert min(counts) > 0
@@ -276,3 +279,22 @@ def test_what_is_wrong_is_said_once_and_ends_every_process(tmp_path: Path) -> No
     assert output.count("r3: no file") == 1, output
     assert output.count("has no effect") == 1, output  # a setting of the tiny run that is off
     assert "missing.jsonl" in output
+
+
+def run_compiled() -> int:
+    import torch._dynamo
+
+    whole = ShardedPolicy.__init__
+
+    def compiled(self: ShardedPolicy, *given: Any) -> None:
+        whole(self, *given)
+        self._compiled = CompiledLayers(self.base, "update")
+
+    ShardedPolicy.__init__ = compiled  # type: ignore[method-assign]
+    code = main()
+    print(f"compiled graphs: {torch._dynamo.utils.counters['stats']['unique_graphs']}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run_compiled())
