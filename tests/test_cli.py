@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from r3 import SampleBuffer, __version__
 from r3.cli import main
@@ -25,8 +22,7 @@ from r3.commands.eval_tasks import ALL_TASKS, EMBEDDED_TASK
 from r3.config import validate
 from r3.tasks.datasets import SETS
 from tests.method.makers import make_sample
-from tests.torture import inputs
-from tests.train.tiny import overrides, save_model, save_task
+from tests.train.tiny import overrides, save_task
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -196,10 +192,6 @@ def test_the_doctor_tells_versions_devices_and_what_is_missing(
 # What nobody should give `r3`, and somebody will: every case is a line that says what is wrong, and exit code 2.
 
 
-BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-FEW = settings(BOUNDED, max_examples=30)
-
-
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(a) for a in arguments]) == 2
     lines = capsys.readouterr().err.strip().split("\n")
@@ -359,43 +351,3 @@ def test_a_bug_of_ours_is_a_line_with_the_path_of_its_traceback(
     file = Path(lines[0].split("the traceback is in ")[1].split(",")[0])
     assert "in bug" in file.read_text()
     file.unlink()
-
-
-# Each of these is tried at greater length by `make torture`.
-
-
-@BOUNDED
-@given(st.lists(inputs.one_override(), min_size=1, max_size=3))
-def test_any_setting(given_: list[str]) -> None:
-    assert inputs.settings_fault(given_) is None
-
-
-@FEW
-@given(st.lists(inputs.one_override(), min_size=1, max_size=2))
-def test_any_setting_in_a_dry_run(given_: list[str]) -> None:
-    assert inputs.dry_fault(given_) is None
-
-
-@BOUNDED
-@given(inputs.recipes())
-def test_any_recipe(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    assert inputs.recipe_fault(tmp_path_factory.getbasetemp(), content) is None
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("data")
-    save_model(made / "model")
-    return made
-
-
-@FEW
-@given(inputs.data_rows())
-def test_any_rows(folder: Path, rows: list[object]) -> None:
-    assert inputs.rows_fault(folder, rows) is None
-
-
-def test_any_damage_to_a_data_file(folder: Path) -> None:
-    chance = random.Random(1)
-    for _ in range(20):
-        assert inputs.damaged_file_fault(folder, chance) is None

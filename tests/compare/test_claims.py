@@ -1,10 +1,13 @@
 """The claims: each is called shown, half shown or not shown as made-up curves with a known truth deserve.
 
+And which seeds a comparison has, and which of them were looked at before.
+
 Covers r3.compare.analysis, r3.compare.report, r3.compare.tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,13 @@ from typing import Any
 import pytest
 
 from r3.cli import main
+from r3.commands.compare import add_arguments
 from r3.compare.analysis import Comparison
+from r3.compare.plan import save_plan, undeclared
 from r3.compare.records import BINS, SERIES, TOTALS, Record, write_record
 from r3.compare.report import write_report
 from r3.compare.tables import tables_of, targets_of
+from tests.compare.test_command import plan
 from tests.train.tiny import overrides
 
 BUDGET, STEPS = 10_000, 10
@@ -242,3 +248,37 @@ def test_a_new_comparison_refuses_it_before_anything_runs(tmp_path: Path, capsys
     assert main(["compare", *settings, *budget, "--claim", "r3 > dapo"]) == 2
     assert "dapo is none of the variants: grpo, r3" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+# Which seeds a comparison has, and which of them were looked at.
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("4-6", [4, 5, 6]), ("7-7", [7])])
+def test_seeds_are_a_number_of_them_or_a_range(text: str, seeds: list[int]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert list(parser.parse_args(["--seeds", text]).seeds) == seeds
+
+
+def test_a_plan_knows_which_seeds_were_looked_at(tmp_path: Path) -> None:
+    assert undeclared(plan(seeds=range(4)), tmp_path / "new") == []
+    raw = tmp_path / "tried" / "raw"
+    save_plan(plan(looked_at=range(2)), raw.parent)
+    (raw / "grpo-seed3.json").touch()
+    (raw / "grpo-seed4.json").touch()
+    (note,) = undeclared(plan(seeds=range(6)), tmp_path / "new")  # beside it, with the same task
+    assert "tried has results for seeds 3 to 4 of this task already" in note
+    assert undeclared(plan(seeds=range(6), looked_at=range(5)), tmp_path / "new") == []
+    assert undeclared(plan(seeds=range(3)), tmp_path / "new") == []
+    assert undeclared(plan(seeds=range(6), overrides=["task.size=32"]), tmp_path / "new") == []
+    assert save_plan(plan(looked_at=[3, 4]), raw.parent)["looked_at"] == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5-4", "4-", "a-b", "x"])
+def test_seeds_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit) as refusal:
+        parser.parse_args([f"--seeds={text}"])
+    assert refusal.value.code == 2
+    assert "--seeds" in capsys.readouterr().err.splitlines()[-1]

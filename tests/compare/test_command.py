@@ -5,7 +5,6 @@ Covers r3.commands.compare, r3.compare.report, r3.compare.plan, r3.compare.recor
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -19,9 +18,8 @@ from typing import Any
 import pytest
 
 from r3.cli import main
-from r3.commands.compare import add_arguments
 from r3.compare.analysis import Comparison
-from r3.compare.plan import Plan, make_plan, parse_variant, save_plan, undeclared
+from r3.compare.plan import Plan, make_plan, parse_variant, save_plan
 from r3.compare.records import condense, read_records
 from r3.compare.report import markdown
 from r3.compare.runner import held
@@ -352,37 +350,6 @@ def test_what_cannot_be_compared_is_refused(change: dict[str, Any], said: str) -
         plan(**change)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("4-6", [4, 5, 6]), ("7-7", [7])])
-def test_seeds_are_a_number_of_them_or_a_range(text: str, seeds: list[int]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert list(parser.parse_args(["--seeds", text]).seeds) == seeds
-
-
-def test_a_plan_knows_which_seeds_were_looked_at(tmp_path: Path) -> None:
-    assert undeclared(plan(seeds=range(4)), tmp_path / "new") == []
-    raw = tmp_path / "tried" / "raw"
-    save_plan(plan(looked_at=range(2)), raw.parent)
-    (raw / "grpo-seed3.json").touch()
-    (raw / "grpo-seed4.json").touch()
-    (note,) = undeclared(plan(seeds=range(6)), tmp_path / "new")  # beside it, with the same task
-    assert "tried has results for seeds 3 to 4 of this task already" in note
-    assert undeclared(plan(seeds=range(6), looked_at=range(5)), tmp_path / "new") == []
-    assert undeclared(plan(seeds=range(3)), tmp_path / "new") == []
-    assert undeclared(plan(seeds=range(6), overrides=["task.size=32"]), tmp_path / "new") == []
-    assert save_plan(plan(looked_at=[3, 4]), raw.parent)["looked_at"] == [0, 1, 3, 4]
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "5-4", "4-", "a-b", "x"])
-def test_seeds_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    with pytest.raises(SystemExit) as refusal:
-        parser.parse_args([f"--seeds={text}"])
-    assert refusal.value.code == 2
-    assert "--seeds" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_values_with_commas_stay_whole() -> None:

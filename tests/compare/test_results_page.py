@@ -21,7 +21,7 @@ from r3.compare.analysis import Comparison
 from r3.compare.records import Record, condense, read_records
 from r3.compare.report import PAINTS
 from r3.evaluate.curves import COLOURS
-from tests.view.browser import Page, browser, page
+from tests.view.conftest import Page, browser, page
 
 __all__ = ["browser", "page"]
 

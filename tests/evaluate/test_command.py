@@ -23,8 +23,7 @@ from r3.cli import main
 from r3.commands.eval import run
 from r3.errors import ConfigError, TaskError
 from r3.run import RunFiles
-from tests.evaluate.eval_process import arguments_of
-from tests.evaluate.scripted import brief, graded
+from tests.evaluate.scripted import arguments_of, brief, graded
 from tests.train.tiny import overrides
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +37,7 @@ def evaluated(out: Path, *arguments: object) -> dict[str, Any]:
 
 
 def in_process(die_at: int, *arguments: object) -> int:
-    command = [sys.executable, "-m", "tests.evaluate.eval_process", str(die_at), *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.evaluate.scripted", str(die_at), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
 
 

@@ -66,3 +66,8 @@ def groups_of(draw: st.DrawFn, query_id: str = "q") -> Group:
     outcome = {"none": False, "all": True, "any": None}[kind]
     members = draw(st.lists(samples_of(query_id, outcome, context), min_size=1, max_size=8))
     return make_group(members, query_id=query_id, context=context, plain_prompt=np.array([1, 2]))
+
+
+QUERIES = ("a", "b", "c")
+BATCH = st.tuples(*(groups_of(q) for q in QUERIES))
+HISTORY = st.fixed_dictionaries({q: st.lists(samples_of(q), max_size=6) for q in QUERIES})

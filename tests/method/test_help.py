@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 
 from r3.algorithm import Algorithm, Prompt
 from r3.buffer import SampleBuffer
-from r3.method.mixed import Origin, StepResult, WeightedSample
+from r3.method.mixed import StepResult
 from r3.method.objective import policy_loss
 from r3.method.settings import MethodSettings
 from r3.method.step import step
@@ -122,44 +121,6 @@ def test_hints_that_bring_nothing_leave_the_plain_group_in_the_loss() -> None:
     result = step(groups, settings_of("sage"))
     assert {w.group for w in result.weighted} == {1}
     assert {w.weight for w in result.weighted} == {1 / 24}  # as without hints: 4 answers and 2, of 4 tokens each
-
-
-@pytest.mark.parametrize(("name", "origin", "p", "value", "slope"), [
-    ("luffy", "demonstration", 0.1, 0.5, 0.25), ("luffy", "demonstration", 0.9, 0.9, 0.09),
-    ("critique", "critique", 0.02, 0.1667, 0.1389),
-])  # fmt: skip
-def test_what_a_token_of_this_probability_weighs(
-    name: str, origin: Origin, p: float, value: float, slope: float
-) -> None:
-    """x/(x + β) and its slope by log π; unshaped, the slope would be the probability itself."""
-    sample = Sample("q", [1], [0.0], outcome=True, reward=1.0)
-    one = WeightedSample(PLAIN_IDS, sample, 1.0, 1.0, origin, origin == "critique", 0, 0)
-    for shaped, expected in ((settings_of(name).objective, (value, slope)), (unshaped(name), (None, p))):
-        if shaped.shaping.by == "none" and origin == "critique":
-            continue  # without the shaping it is on-policy by convention: slope 1
-        logprob = torch.tensor([math.log(p)], requires_grad=True)
-        result = policy_loss(logprob, token_batch([one], torch.device("cpu")), shaped)
-        result.loss.backward()
-        assert logprob.grad is not None
-        assert -float(logprob.grad) == pytest.approx(expected[1], abs=1e-4)
-        if expected[0] is not None:
-            assert -float(result.loss.detach()) == pytest.approx(expected[0], abs=1e-4)
-
-
-def unshaped(name: str) -> Any:
-    return settings_of(name, objective={"constant_length": LIMIT, "shaping": {"by": "none"}}).objective
-
-
-def test_a_demonstration_is_not_gated_for_being_unlikely() -> None:
-    """The gate is for what the policy has left behind; a demonstration's unlikely tokens are what it is there for."""
-    sample = Sample("q", [1], [0.0], outcome=True, reward=1.0)
-    objective = settings_of("luffy", objective={"constant_length": LIMIT, "ratio_gate": 2.0}).objective
-    for origin, gated in (("demonstration", False), ("replayed", True)):
-        logprob = torch.tensor([-5.0], requires_grad=True)
-        one = WeightedSample(PLAIN_IDS, sample, 1.0, 1.0, origin, False, 0, 0)  # type: ignore[arg-type]
-        policy_loss(logprob, token_batch([one], torch.device("cpu")), objective).loss.backward()
-        assert logprob.grad is not None
-        assert (float(logprob.grad) == 0.0) is gated
 
 
 # ------------------------------------------------------------- gradients against naive losses

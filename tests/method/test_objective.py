@@ -1,17 +1,24 @@
-"""Every objective against a naive reference: one sequence at a time, one token at a time, float64."""
+"""Every objective against a naive reference: one sequence at a time, one token at a time, float64.
+
+What an answer that is not the policy's own weighs, by worked examples of its paper.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from r3.method.mixed import Origin, WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
-from r3.method.settings import OBJECTIVES, ObjectiveSettings
+from r3.method.settings import OBJECTIVES, MethodSettings, ObjectiveSettings
+from r3.policy.update import token_batch
+from r3.samples import Sample
 
 VARIANTS = [
     *({"name": name} for name in OBJECTIVES),
@@ -317,3 +324,66 @@ def test_a_success_of_another_prompt_met_again_and_again_stops_pulling_only_wher
     shaped = {"shaping": {"by": "policy", "beta": 0.1}}
     assert pull(math.log(0.1), **shaped) == pytest.approx(0.25)  # β·x/(x + β)² is largest at x = β
     assert pull(math.log(0.99), **shaped) == pytest.approx(0.099 / 1.09**2)
+
+
+# One token of an answer that is not the policy's own: worked examples of LUFFY, Critique-GRPO and ExGRPO.
+
+PROMPT = np.array([7, 8], np.int32)
+
+
+def preset(name: str, **objective: Any) -> ObjectiveSettings:
+    """The objective of a method by name; a sum over tokens is divided by 20 where it divides by a constant."""
+    return MethodSettings.model_validate({"name": name, "objective": {"constant_length": 20, **objective}}).objective
+
+
+@pytest.mark.parametrize(("name", "origin", "p", "value", "slope"), [
+    ("luffy", "demonstration", 0.1, 0.5, 0.25), ("luffy", "demonstration", 0.9, 0.9, 0.09),
+    ("critique", "critique", 0.02, 0.1667, 0.1389),
+])  # fmt: skip
+def test_what_a_token_of_this_probability_weighs(
+    name: str, origin: Origin, p: float, value: float, slope: float
+) -> None:
+    """x/(x + β) and its slope by log π; unshaped, the slope would be the probability itself."""
+    sample = Sample("q", [1], [0.0], outcome=True, reward=1.0)
+    one = WeightedSample(PROMPT, sample, 1.0, 1.0, origin, origin == "critique", 0, 0)
+    for shaped, expected in ((preset(name), (value, slope)), (unshaped(name), (None, p))):
+        if shaped.shaping.by == "none" and origin == "critique":
+            continue  # without the shaping it is on-policy by convention: slope 1
+        logprob = torch.tensor([math.log(p)], requires_grad=True)
+        result = policy_loss(logprob, token_batch([one], torch.device("cpu")), shaped)
+        result.loss.backward()
+        assert logprob.grad is not None
+        assert -float(logprob.grad) == pytest.approx(expected[1], abs=1e-4)
+        if expected[0] is not None:
+            assert -float(result.loss.detach()) == pytest.approx(expected[0], abs=1e-4)
+
+
+def unshaped(name: str) -> Any:
+    return preset(name, shaping={"by": "none"})
+
+
+def test_a_demonstration_is_not_gated_for_being_unlikely() -> None:
+    """The gate is for what the policy has left behind; a demonstration's unlikely tokens are what it is there for."""
+    sample = Sample("q", [1], [0.0], outcome=True, reward=1.0)
+    objective = preset("luffy", ratio_gate=2.0)
+    for origin, gated in (("demonstration", False), ("replayed", True)):
+        logprob = torch.tensor([-5.0], requires_grad=True)
+        one = WeightedSample(PROMPT, sample, 1.0, 1.0, origin, False, 0, 0)  # type: ignore[arg-type]
+        policy_loss(logprob, token_batch([one], torch.device("cpu")), objective).loss.backward()
+        assert logprob.grad is not None
+        assert (float(logprob.grad) == 0.0) is gated
+
+
+@pytest.mark.parametrize(("x", "value", "slope"), [
+    (0.01, 0.0909, 8.264), (0.1, 0.5, 2.5), (0.5, 0.8333, 0.2778), (1.0, 0.9091, 0.0826), (2.0, 0.9524, 0.0227),
+])  # fmt: skip
+def test_exgrpos_shaping(x: float, value: float, slope: float) -> None:
+    """f(x) = x/(x + β) and its slope, read off the loss of one replayed token."""
+    sample = Sample("q", [1], [-3.0], outcome=True, reward=1.0)
+    weighted = WeightedSample(PROMPT, sample, 1.0, 1.0, "replayed", False, 0, 0)
+    logprob = torch.tensor([-3.0 + math.log(x)], requires_grad=True)
+    result = policy_loss(logprob, token_batch([weighted], torch.device("cpu")), preset("exgrpo"))
+    result.loss.backward()
+    assert -float(result.loss.detach()) == pytest.approx(value, abs=1e-4)
+    assert logprob.grad is not None
+    assert -float(logprob.grad) / x == pytest.approx(slope, rel=1e-3, abs=1e-4)

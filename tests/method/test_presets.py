@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +19,10 @@ from r3.method.advantage import group_advantages
 from r3.method.mixed import StepResult
 from r3.method.objective import policy_loss
 from r3.method.presets import (
-    BY_EVIDENCE,
-    GOVERNED,
-    LETTER,
     METHODS,
-    OBJECTIVES,
-    MethodName,
-    ObjectiveName,
-    governed,
-    reset,
 )
 from r3.method.reward import reward_parts
-from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
+from r3.method.settings import MethodSettings, RewardSettings
 from r3.method.step import step
 from r3.policy.update import token_batch
 from r3.samples import Group, Sample
@@ -330,108 +319,6 @@ NAIVE: dict[str, Losses] = {
     "lens": _by_sequence(lambda s, a, now: _ppo(_ratios(s, now), a, 0.2, 0.2, 3.0).mean(), _lens),
     "w-reinforce": _by_token(_signs, 0.2, 0.2, 3.0),
 }
-
-
-# ------------------------------------------------------------- the list
-
-
-def test_every_name_has_a_preset_and_every_preset_says_where_it_comes_from() -> None:
-    assert set(METHODS) == set(get_args(MethodName))
-    assert set(OBJECTIVES) == set(get_args(ObjectiveName))
-    for name, preset in METHODS.items():
-        assert re.search(r"arXiv \d|\w/\w", preset.source), name  # a paper, or code
-        assert "\n" not in preset.summary + preset.needs
-
-
-@pytest.mark.parametrize("before", METHODS)
-def test_a_method_named_over_a_whole_config_of_another_is_that_method(before: MethodName) -> None:
-    """What a preset sets is governed: else naming another method would leave it standing."""
-    for name in METHODS:
-        whole = MethodSettings(name=before).model_dump(mode="json")
-        reset(whole, name)
-        assert MethodSettings.model_validate(whole) == MethodSettings(name=name), name
-
-
-def test_what_only_a_preset_sets_stays_until_it_is_named() -> None:
-    mine = {"name": "r3", "objective": {"correction": "stopped"}, "replay": {"k": 5}}
-    for name, expected in (("grpo", ("stopped", 5)), ("rlep", ("recomputed", 2)), ("repo", ("naive", 8))):
-        given: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in mine.items()}
-        reset(given, name)
-        settings = MethodSettings.model_validate(given)
-        assert (settings.objective.correction, settings.replay.k) == expected
-
-
-R3_FAMILY = [name for name in METHODS if name.startswith("r3")]
-TURNED = {
-    "replay": {"when": "solve_none", "failures": False, "k": 5},
-    "reflection": {
-        "train_as": "both",
-        "window": 8,
-        "when": "unsolved",
-        "at_once": True,
-        "budget": "shared",
-        "max_share": 0.2,
-        "min_lift": 2.0,
-        "tau": 0.1,
-        "from_epoch": 4,
-        "give_up_after": 8,
-        "max_prompt_tokens": 99,
-    },
-    "ranking": {"scope": "failed", "centred": True, "standardised": False, "alone": False, "max_reward": 0.2},
-}
-
-
-def turned_then(name: str) -> MethodSettings:
-    given = {"name": "r3", **{section: dict(values) for section, values in TURNED.items()}}
-    reset(given, name)
-    return MethodSettings.model_validate(given)
-
-
-def test_r3_paper_named_over_a_recipe_is_the_papers_letter_with_the_recipes_numbers() -> None:
-    """Written out here from the paper, not read from the presets: whatever `r3` may become, this stays."""
-    method = turned_then("r3-paper")
-    replay, reflection, ranking = method.replay, method.reflection, method.ranking
-    assert (replay.enabled, reflection.enabled, ranking.enabled) == (True, True, True)
-    assert (replay.when, replay.mode, replay.baseline, replay.failures) == ("homogeneous", "join", "joint", True)
-    assert (reflection.train_as, reflection.window, reflection.when) == ("reflection", None, "hard")
-    assert (reflection.at_once, reflection.budget) == (False, "extra")
-    assert (reflection.max_share, reflection.min_lift) == (1.0, 0.0)
-    assert (ranking.scope, ranking.centred, ranking.standardised, ranking.alone) == ("truncated", False, True, True)
-    assert (replay.k, reflection.tau, reflection.from_epoch, ranking.max_reward) == (5, 0.1, 4, 0.2)
-    assert (reflection.give_up_after, reflection.max_prompt_tokens) == (8, 99)
-
-
-@pytest.mark.parametrize("name", R3_FAMILY)
-def test_r3_and_its_ablations_govern_the_same_switches(name: str) -> None:
-    switches = {f"{section}.{key}" for section, keys in LETTER.items() for key in keys}
-    assert switches <= set(governed(name))
-    method = turned_then(name)
-    for section, keys in LETTER.items():
-        expected = {**keys, **({} if name == "r3-paper" else BY_EVIDENCE[section])}
-        assert {key: getattr(getattr(method, section), key) for key in keys} == expected, section
-        assert set(BY_EVIDENCE[section]) <= set(keys), "what r3 sets must be in LETTER, or r3-paper would not reset it"
-
-
-def test_r3_paper_does_not_move_when_r3_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = {**METHODS["r3"].settings, "reflection": {**LETTER["reflection"], "budget": "shared", "at_once": True}}
-    monkeypatch.setitem(METHODS, "r3", dataclasses.replace(METHODS["r3"], settings=moved))  # type: ignore[arg-type]
-    assert MethodSettings(name="r3").reflection.budget == "shared"
-    assert turned_then("r3").reflection.at_once
-    assert MethodSettings(name="r3-paper").reflection.budget == "extra"
-    assert not turned_then("r3-paper").reflection.at_once
-
-
-def test_what_an_objective_sets_is_governed() -> None:
-    for name, fields in OBJECTIVES.items():
-        assert {f"objective.{field}" for field in fields} <= set(GOVERNED), name
-    for key in GOVERNED:
-        assert reduce(getattr, key.split("."), MethodSettings()) is not None or key == "objective.dual_clip"
-
-
-def test_an_objective_that_is_named_is_that_objective() -> None:
-    assert MethodSettings.model_validate({"name": "maxrl", "objective": "grpo"}).objective == ObjectiveSettings()
-    dapo = MethodSettings.model_validate({"name": "dr_grpo", "objective": {"name": "dapo", "kl": 0.1}})
-    assert (dapo.advantage.scale, dapo.objective.normalise, dapo.objective.kl) == ("none", "token", 0.1)
 
 
 def test_a_constant_that_nobody_gave_is_the_length_limit() -> None:

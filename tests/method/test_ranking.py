@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 import r3
 from r3.algorithm import Algorithm
 from r3.buffer import SampleBuffer
+from r3.method.mixed import StepResult
 from r3.method.ranking import auc, predicts, structural_entropy_rewards, structure
 from r3.method.settings import MethodSettings, RankingSettings
+from r3.method.step import step
 from r3.samples import Group, Sample
-from tests.method.makers import REFLECTION, make_group, make_sample
+from tests.method.makers import BATCH, HISTORY, REFLECTION, make_group, make_sample
 from tests.tokenizing import char_tokenizer
 
 # Few distinct values and short lists, so that ties of peak, global and score are common.
@@ -236,3 +238,52 @@ def test_entropies_are_asked_for_where_the_gate_looks(buffer: SampleBuffer) -> N
 def test_the_gate_needs_the_limit(buffer: SampleBuffer) -> None:
     with pytest.raises(ValueError, match=r"ranking\.gate needs ranking\.limit"):
         algorithm(buffer, limit=None).learn(batch(1, predicts_right=True), version=1)
+
+
+# What becomes of ranking rewards in a step.
+
+
+@given(BATCH, st.integers(0, 40), st.integers(1, 30))
+def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group, ...], version: int, over: int) -> None:
+    def paid(**ranking: Any) -> list[list[float]]:
+        settings = MethodSettings(name="r3", replay=False, ranking={"centred": True, **ranking})
+        found = step(batch, settings, policy_version=version).groups
+        return [[s.reward_parts.get("ranking", 0.0) for s in mixed.fresh] for mixed in found]
+
+    share = max(0.0, 1 - version / over)
+    for whole, part in zip(paid(), paid(anneal_updates=over), strict=True):
+        assert part == pytest.approx([share * reward for reward in whole], abs=1e-9)
+
+
+@given(BATCH, HISTORY)
+def test_ranking_rewards_alone_may_keep_their_own_size(
+    batch: tuple[Group, ...], history: dict[str, list[Sample]]
+) -> None:
+    paper, own_size = MethodSettings(name="r3-paper"), {"standardised": False}
+    whole = step(batch, paper, history=history, policy_version=20)
+    own = step(batch, MethodSettings(name="r3-paper", ranking=own_size), history=history, policy_version=20)
+    for one, other in zip(whole.groups, own.groups, strict=True):
+        assert one.rewards == other.rewards
+        if any(one.group.outcomes) or one.replayed or not one.ranked:
+            assert one.advantages == other.advantages
+        else:
+            mean = statistics.fmean(other.rewards)
+            assert other.advantages == pytest.approx([reward - mean for reward in other.rewards], abs=1e-9)
+            assert max(map(abs, other.advantages)) <= MethodSettings().ranking.max_reward
+
+
+@given(BATCH, HISTORY)
+def test_ranking_rewards_may_be_kept_from_teaching_alone(
+    batch: tuple[Group, ...], history: dict[str, list[Sample]]
+) -> None:
+    def result(**ranking: Any) -> StepResult:
+        return step(batch, MethodSettings(name="r3-paper", ranking=ranking), history=history, policy_version=20)
+
+    free, held, without = result(), result(alone=False), result(enabled=False)
+    if without.weighted:  # something else teaches
+        assert [mixed.advantages for mixed in held.groups] == [mixed.advantages for mixed in free.groups]
+        assert [(w.advantage, w.weight) for w in held.weighted] == [(w.advantage, w.weight) for w in free.weighted]
+    else:
+        assert held.weighted == ()
+        assert held.counts["groups/teaching"] == 0
+    assert [mixed.rewards for mixed in held.groups] == [mixed.rewards for mixed in free.groups]

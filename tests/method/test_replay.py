@@ -285,23 +285,6 @@ def test_exgrpo_leaves_queries_alone_that_come_in_their_turn() -> None:
         settings_of("r3", replay={"when": "revisited"})
 
 
-@pytest.mark.parametrize(("x", "value", "slope"), [
-    (0.01, 0.0909, 8.264), (0.1, 0.5, 2.5), (0.5, 0.8333, 0.2778), (1.0, 0.9091, 0.0826), (2.0, 0.9524, 0.0227),
-])  # fmt: skip
-def test_exgrpos_shaping(x: float, value: float, slope: float) -> None:
-    """f(x) = x/(x + β) and its slope, read off the loss of one replayed token."""
-    from r3.method.mixed import WeightedSample
-
-    sample = Sample("q", [1], [-3.0], outcome=True, reward=1.0)
-    weighted = WeightedSample(np.array([7], np.int32), sample, 1.0, 1.0, "replayed", False, 0, 0)
-    logprob = torch.tensor([-3.0 + math.log(x)], requires_grad=True)
-    result = policy_loss(logprob, token_batch([weighted], torch.device("cpu")), settings_of("exgrpo").objective)
-    result.loss.backward()
-    assert -float(result.loss.detach()) == pytest.approx(value, abs=1e-4)
-    assert logprob.grad is not None
-    assert -float(logprob.grad) / x == pytest.approx(slope, rel=1e-3, abs=1e-4)
-
-
 # ------------------------------------------------------------- gradients against a naive loss
 
 

@@ -16,17 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from r3.method.mixed import StepResult
 from r3.method.presets import METHODS
 from r3.method.revisit import RevisitSettings, Seen, candidates, choose, ready_again
 from r3.method.settings import MethodSettings
 from r3.method.step import step
 from r3.samples import Group, Sample
-from tests.method.makers import REFLECTION, groups_of, make_group, make_sample, samples_of
+from tests.method.makers import BATCH, HISTORY, REFLECTION, make_group, make_sample
 
-QUERIES = ("a", "b", "c")
-BATCH = st.tuples(*(groups_of(q) for q in QUERIES))
-HISTORY = st.fixed_dictionaries({q: st.lists(samples_of(q), max_size=6) for q in QUERIES})
 # Those that compare answers and nothing else; groups that teach by themselves: `test_advantage`.
 METHOD = st.sampled_from(sorted(set(METHODS) - {"rl-zvp", "lens", "w-reinforce"}))
 
@@ -300,52 +296,6 @@ def test_every_ablation_turns_off_one_mechanism() -> None:
 def test_unverified_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="verify it first"):
         step([make_group([make_sample(None)])], MethodSettings())
-
-
-@given(BATCH, st.integers(0, 40), st.integers(1, 30))
-def test_an_annealed_ranking_reward_falls_in_a_line_and_ends(batch: tuple[Group, ...], version: int, over: int) -> None:
-    def paid(**ranking: Any) -> list[list[float]]:
-        settings = MethodSettings(name="r3", replay=False, ranking={"centred": True, **ranking})
-        found = step(batch, settings, policy_version=version).groups
-        return [[s.reward_parts.get("ranking", 0.0) for s in mixed.fresh] for mixed in found]
-
-    share = max(0.0, 1 - version / over)
-    for whole, part in zip(paid(), paid(anneal_updates=over), strict=True):
-        assert part == pytest.approx([share * reward for reward in whole], abs=1e-9)
-
-
-@given(BATCH, HISTORY)
-def test_ranking_rewards_alone_may_keep_their_own_size(
-    batch: tuple[Group, ...], history: dict[str, list[Sample]]
-) -> None:
-    paper, own_size = MethodSettings(name="r3-paper"), {"standardised": False}
-    whole = step(batch, paper, history=history, policy_version=20)
-    own = step(batch, MethodSettings(name="r3-paper", ranking=own_size), history=history, policy_version=20)
-    for one, other in zip(whole.groups, own.groups, strict=True):
-        assert one.rewards == other.rewards
-        if any(one.group.outcomes) or one.replayed or not one.ranked:
-            assert one.advantages == other.advantages
-        else:
-            mean = statistics.fmean(other.rewards)
-            assert other.advantages == pytest.approx([reward - mean for reward in other.rewards], abs=1e-9)
-            assert max(map(abs, other.advantages)) <= MethodSettings().ranking.max_reward
-
-
-@given(BATCH, HISTORY)
-def test_ranking_rewards_may_be_kept_from_teaching_alone(
-    batch: tuple[Group, ...], history: dict[str, list[Sample]]
-) -> None:
-    def result(**ranking: Any) -> StepResult:
-        return step(batch, MethodSettings(name="r3-paper", ranking=ranking), history=history, policy_version=20)
-
-    free, held, without = result(), result(alone=False), result(enabled=False)
-    if without.weighted:  # something else teaches
-        assert [mixed.advantages for mixed in held.groups] == [mixed.advantages for mixed in free.groups]
-        assert [(w.advantage, w.weight) for w in held.weighted] == [(w.advantage, w.weight) for w in free.weighted]
-    else:
-        assert held.weighted == ()
-        assert held.counts["groups/teaching"] == 0
-    assert [mixed.rewards for mixed in held.groups] == [mixed.rewards for mixed in free.groups]
 
 
 def test_a_batch_with_ranking_rewards_alone_makes_an_update_or_none() -> None:

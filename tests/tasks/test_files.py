@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,16 @@ from r3.config import load_config
 from r3.errors import TaskError
 from r3.samples import Message, Query
 from r3.tasks import load_task
-from r3.tasks.arithmetic import Problem
 from r3.tasks.datasets import load_file
 from r3.tasks.files import FileTask, boxed_verdict
 from r3.tasks.settings import (
-    ArithmeticSettings,
     CodeSettings,
     FileSettings,
-    GradedArithmeticSettings,
-    ReasoningGymSettings,
-    TaskSettings,
-    TinyCodeSettings,
 )
 from r3.tasks.task import INSTRUCTION
 from r3.verify import VerifierError
 from tests.train.test_bad_input import refused
 from tests.train.tiny import overrides
-from tools.writer import CAREFUL, write_working
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i), "level": i} for i in range(1, 6)]
 
@@ -177,7 +169,7 @@ def test_a_broken_csv_file_says_where(tmp_path: Path, text: bytes, told: str) ->
         load_file(path)
 
 
-# Demonstrations, hints and feedback of a task's queries: named columns of a file, and what made tasks write.
+# Demonstrations, hints and feedback of a task's queries, from named columns of a file.
 
 
 NAMED = {"demonstration_column": "trace", "hint_column": "tips", "feedback_column": "critic"}
@@ -272,37 +264,6 @@ def test_a_resume_notices_other_hints(tmp_path: Path, capsys: pytest.CaptureFixt
     line = refused(capsys, "train", "--resume", tmp_path / "run", "train.steps=3", code=1)
     assert "the training data" in line
     assert "the demonstrations, hints or feedback changed since the run began" in line
-
-
-def test_the_embedded_sums_have_right_working(tmp_path: Path) -> None:
-    task = load_task(ArithmeticSettings(difficulty=[2, 3, 6, 9], size=24, heldout=8), seed=3)
-    for query in task.train:
-        terms = tuple(map(int, query.prompt.rstrip("=").split("+")))
-        assert query.demonstration == write_working(Problem(terms), random.Random(0), CAREFUL)
-        assert all(query.demonstration.startswith(hint) and "#" not in hint for hint in query.hints)
-        assert sorted(set(query.hints), key=len) == list(query.hints)
-        assert len(query.hints) == min(3, len(terms) - 1)
-        assert all(hint.rpartition("=")[2].isdigit() for hint in query.hints)  # whole steps
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ArithmeticSettings(size=8),
-        GradedArithmeticSettings(name="graded-arithmetic", size=8),
-        TinyCodeSettings(name="code-tiny", size=4),
-        ReasoningGymSettings(name="reasoning-gym", family="number_sorting", size=4),
-    ],
-)
-def test_what_made_tasks_demonstrate_is_right(settings: TaskSettings) -> None:
-    if isinstance(settings, ReasoningGymSettings):
-        pytest.importorskip("reasoning_gym")
-    task = load_task(settings, seed=1)
-    try:
-        assert all(task.judge.judge(query, query.demonstration).right for query in task.train)
-        assert all(query.hints for query in task.train)
-    finally:
-        task.judge.close()
 
 
 # What is made of a question: templates, system prompts, chats in a column, instructions where a box is judged.

@@ -25,7 +25,13 @@ from r3.policy.model import EMBEDDED
 from r3.samples import Query
 from r3.tasks import Task, load_task
 from r3.tasks.arithmetic import ArithmeticTask, Problem, draw_problem, judge, problem_set, split_of
-from r3.tasks.settings import ArithmeticSettings, GradedArithmeticSettings, ReasoningGymSettings
+from r3.tasks.settings import (
+    ArithmeticSettings,
+    GradedArithmeticSettings,
+    ReasoningGymSettings,
+    TaskSettings,
+    TinyCodeSettings,
+)
 from r3.tasks.task import written
 from tests.train.tiny import read_metrics
 from tools.writer import CAREFUL, Habits, write_working
@@ -221,3 +227,37 @@ def test_the_embedded_default_trains_from_where_it_should(tmp_path: Path) -> Non
     assert sum(line["groups/solve_all"] for line in lines[1:]) > 0
     assert sum(line["ranking/samples"] for line in lines[1:]) > 0
     assert all(line["update/count"] == 1 for line in lines[1:])
+
+
+# What made tasks write for methods with outside help.
+
+
+def test_the_embedded_sums_have_right_working(tmp_path: Path) -> None:
+    task = load_task(ArithmeticSettings(difficulty=[2, 3, 6, 9], size=24, heldout=8), seed=3)
+    for query in task.train:
+        terms = tuple(map(int, query.prompt.rstrip("=").split("+")))
+        assert query.demonstration == write_working(Problem(terms), random.Random(0), CAREFUL)
+        assert all(query.demonstration.startswith(hint) and "#" not in hint for hint in query.hints)
+        assert sorted(set(query.hints), key=len) == list(query.hints)
+        assert len(query.hints) == min(3, len(terms) - 1)
+        assert all(hint.rpartition("=")[2].isdigit() for hint in query.hints)  # whole steps
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ArithmeticSettings(size=8),
+        GradedArithmeticSettings(name="graded-arithmetic", size=8),
+        TinyCodeSettings(name="code-tiny", size=4),
+        ReasoningGymSettings(name="reasoning-gym", family="number_sorting", size=4),
+    ],
+)
+def test_what_made_tasks_demonstrate_is_right(settings: TaskSettings) -> None:
+    if isinstance(settings, ReasoningGymSettings):
+        pytest.importorskip("reasoning_gym")
+    task = load_task(settings, seed=1)
+    try:
+        assert all(task.judge.judge(query, query.demonstration).right for query in task.train)
+        assert all(query.hints for query in task.train)
+    finally:
+        task.judge.close()

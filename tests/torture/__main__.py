@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy, lists
 
 from r3.verify import MathVerifier
-from tests.torture import answers, inputs, runs
+from tests.torture import inputs, runs
 from tests.train.tiny import ROOT, save_model
 
 Fault = Callable[[random.Random], str | None]
@@ -96,12 +96,12 @@ def killed_writers(first: int, tries: int) -> Count:
 
 def hostile_answers(first: int, tries: int) -> Count:
     with MathVerifier() as verifier:
-        return repeat(lambda chance: answers.answer_fault(verifier, chance))(first, tries)
+        return repeat(lambda chance: inputs.answer_fault(verifier, chance))(first, tries)
 
 
 def hostile_requests(run: Path) -> Callable[[int, int], Count]:
     def requests(first: int, tries: int) -> Count:
-        viewer = answers.Viewer(run)
+        viewer = inputs.Viewer(run)
         try:
             return repeat(viewer.fault)(first, tries)
         finally:

@@ -16,7 +16,7 @@ import yaml
 import r3
 from r3.cli import main
 from tests.tokenizing import char_tokenizer
-from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3, save_model, save_task
+from tests.train.tiny import ROOT, command, overrides, read_metrics, run_r3, save_model
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 2) -> str:
@@ -390,44 +390,3 @@ def test_an_evaluation_has_the_limit_of_the_runs_own(tmp_path: Path) -> None:
     evaluate = ["eval", str(tmp_path / "run"), "--samples", "1", "--device", "cpu", "--out", str(tmp_path / "eval")]
     assert main(evaluate) == 0
     assert json.loads((tmp_path / "eval" / "about.json").read_text())["max_tokens"] == 40
-
-
-# The same question under two ids, or twice in a batch: refused, or said in a line.
-
-
-def train(folder: Path, rows: list[dict[str, Any]], **more: Any) -> list[str]:
-    task = folder / "rows.jsonl"
-    task.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["train", "--quiet", *overrides(folder, task__path=task, train__steps=1, **more)]
-
-
-def rows_of(folder: Path, *changed: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in save_task(folder / "made.jsonl").read_text().splitlines()]
-    for number, change in changed:
-        rows[number] |= change
-    return rows
-
-
-def test_a_question_with_two_answers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of(tmp_path, (3, {"problem": "What is 0 + 0?"}))
-    line = refused(capsys, *train(tmp_path, rows))
-    assert "row 4: the question of row 1 with another answer ('60', there '0')" in line
-    assert not (tmp_path / "run").exists()
-    rows = rows_of(tmp_path, (3, {"id": "q0"}))
-    assert "row 4: id 'q0' appears twice" in refused(capsys, *train(tmp_path, rows))
-
-
-def test_a_question_under_two_ids_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = rows_of(tmp_path, (6, {"problem": "What is 0 + 0?"}), (11, {"problem": "What is 1 + 1?", "answer": "10"}))
-    assert main(train(tmp_path, rows)) == 0
-    assert "1 training queries repeat the text of another" in caplog.text
-    assert "1 held-out problems have the very text of a training query" in caplog.text
-
-
-def test_a_batch_larger_than_the_task_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert main(train(tmp_path, rows_of(tmp_path), train__queries_per_step=9)) == 0
-    assert "train.queries_per_step=9, and there are 8 training queries" in caplog.text
-    caplog.clear()
-    (tmp_path / "other").mkdir()
-    assert main(train(tmp_path / "other", rows_of(tmp_path), train__queries_per_step=8)) == 0
-    assert "training queries" not in caplog.text

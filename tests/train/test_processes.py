@@ -1,5 +1,7 @@
 """`r3 train` in several processes, started as users start it: the same run as in one, whatever dies on the way.
 
+Run as a program, this file is `r3` whose sharded copy has compiled layers, as on a card.
+
 Covers r3.policy.world.
 """
 
@@ -22,7 +24,8 @@ import torch
 
 from r3.cli import main
 from r3.errors import RunError
-from r3.policy.world import World
+from r3.policy.layers import CompiledLayers
+from r3.policy.world import ShardedPolicy, World
 from tests.train.tiny import ROOT, overrides, read_metrics, save_model
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
@@ -117,7 +120,7 @@ def test_a_sharded_run_is_the_same_run_and_goes_on_whole_or_sharded(
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
 def test_compiled_layers_of_a_sharded_policy(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     settings = overrides(tmp_path, **RAGGED, train__shard="true", train__steps=1)
-    output = finish(torchrun(2, "train", "--quiet", *settings, module="tests.train.compiled_shards"))
+    output = finish(torchrun(2, "train", "--quiet", *settings, module="tests.train.test_processes"))
     counts = [int(count) for count in re.findall(r"compiled graphs: (\d+)", output)]
     assert len(counts) == 2, output
     assert min(counts) > 0
@@ -236,6 +239,31 @@ def test_a_killed_process_ends_the_job_which_goes_on_with_any_number(
     assert_same_run(read_metrics(tmp_path / "run"), alone)
 
 
+DIES_AT_RESUME = """
+import os, signal, sys
+from r3.cli import main
+from r3.policy.world import ShardedOptimiser
+if os.environ["RANK"] == "1":
+    ShardedOptimiser.load = lambda self, state: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_sharded_moments_are_loaded(tmp_path: Path) -> None:
+    """FSDP's own exchanges break; what is said is what any other exchange of the job says."""
+    settings = overrides(tmp_path, **RAGGED, train__shard="true", train__steps=1)
+    assert main(["train", "--quiet", *settings]) == 0
+    (tmp_path / "dies.py").write_text(DIES_AT_RESUME)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    resume = ["train", "--quiet", "--resume", str(tmp_path / "run"), "train.steps=2"]
+    with started([*launcher, str(tmp_path / "dies.py"), *resume]) as job:
+        output, _ = job.communicate()
+        assert job.returncode != 0
+    assert "another process of this job is gone" in output, output
+    assert "--resume" in output
+
+
 def test_only_a_broken_connection_is_said_to_be_one() -> None:
     with pytest.raises(RunError, match="another process of this job is gone"), World(1, 2).together():
         raise RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
@@ -251,3 +279,22 @@ def test_what_is_wrong_is_said_once_and_ends_every_process(tmp_path: Path) -> No
     assert output.count("r3: no file") == 1, output
     assert output.count("has no effect") == 1, output  # a setting of the tiny run that is off
     assert "missing.jsonl" in output
+
+
+def run_compiled() -> int:
+    import torch._dynamo
+
+    whole = ShardedPolicy.__init__
+
+    def compiled(self: ShardedPolicy, *given: Any) -> None:
+        whole(self, *given)
+        self._compiled = CompiledLayers(self.base, "update")
+
+    ShardedPolicy.__init__ = compiled  # type: ignore[method-assign]
+    code = main()
+    print(f"compiled graphs: {torch._dynamo.utils.counters['stats']['unique_graphs']}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run_compiled())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from r3.buffer import SampleBuffer
 from r3.cli import main
 from r3.evaluate.heldout import HeldOut
+from r3.method import reflection
 from r3.method.objective import Loss
 from r3.run.directory import RunFiles
-from r3.samples import Query
+from r3.samples import PromptText, Query
 from r3.train.stream import QueryStream
-from tests.train.tiny import overrides, read_metrics, run_r3
+from tests.train.test_bad_input import refused
+from tests.train.tiny import overrides, read_metrics, run_r3, save_task
 
 
 def train(folder: Path, **settings: Any) -> list[dict[str, Any]]:
@@ -71,6 +74,21 @@ def test_every_mechanism_acts_and_is_counted(tmp_path: Path) -> None:
         assert line["reward"] == pytest.approx(parts)
         assert line["tokens/generated"] > 0
     assert {"heldout/right", "heldout/total", "heldout/low", "heldout/high"} <= lines[0].keys() & lines[-1].keys()
+
+
+def test_a_run_tokenizes_each_problem_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its check, the digest of its tokenizer, every epoch and every evaluation have the same prompts."""
+    texts: Counter[str] = Counter()
+    tokenized = reflection.tokenized
+
+    def counted(prompt: PromptText, query: Query, tokenizer: reflection.Tokenizer) -> list[int]:
+        texts[str(prompt)] += 1
+        return tokenized(prompt, query, tokenizer)
+
+    monkeypatch.setattr(reflection, "tokenized", counted)
+    train(tmp_path, method="grpo", evaluate__every=1)
+    assert len(texts) == 12
+    assert set(texts.values()) == {1}
 
 
 def reflected(folder: Path) -> dict[str, list[tuple[int, int]]]:
@@ -287,3 +305,44 @@ def test_held_out_answers_may_be_longer_than_those_in_training(tmp_path: Path) -
     assert long["heldout/truncated"] < short["heldout/truncated"]
     assert [line.get("length/max") for line in lines["same"]] == [line.get("length/max") for line in lines["longer"]]
     assert max(line.get("length/max", 0) for line in lines["longer"]) == 12
+
+
+# The same question under two ids, or twice in a batch: refused, or said in a line.
+
+
+def arguments(folder: Path, rows: list[dict[str, Any]], **more: Any) -> list[str]:
+    task = folder / "rows.jsonl"
+    task.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["train", "--quiet", *overrides(folder, task__path=task, train__steps=1, **more)]
+
+
+def rows_of(folder: Path, *changed: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in save_task(folder / "made.jsonl").read_text().splitlines()]
+    for number, change in changed:
+        rows[number] |= change
+    return rows
+
+
+def test_a_question_with_two_answers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(tmp_path, (3, {"problem": "What is 0 + 0?"}))
+    line = refused(capsys, *arguments(tmp_path, rows))
+    assert "row 4: the question of row 1 with another answer ('60', there '0')" in line
+    assert not (tmp_path / "run").exists()
+    rows = rows_of(tmp_path, (3, {"id": "q0"}))
+    assert "row 4: id 'q0' appears twice" in refused(capsys, *arguments(tmp_path, rows))
+
+
+def test_a_question_under_two_ids_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = rows_of(tmp_path, (6, {"problem": "What is 0 + 0?"}), (11, {"problem": "What is 1 + 1?", "answer": "10"}))
+    assert main(arguments(tmp_path, rows)) == 0
+    assert "1 training queries repeat the text of another" in caplog.text
+    assert "1 held-out problems have the very text of a training query" in caplog.text
+
+
+def test_a_batch_larger_than_the_task_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(arguments(tmp_path, rows_of(tmp_path), train__queries_per_step=9)) == 0
+    assert "train.queries_per_step=9, and there are 8 training queries" in caplog.text
+    caplog.clear()
+    (tmp_path / "other").mkdir()
+    assert main(arguments(tmp_path / "other", rows_of(tmp_path), train__queries_per_step=8)) == 0
+    assert "training queries" not in caplog.text

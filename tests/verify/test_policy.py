@@ -10,16 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from r3.verify import Case, MathVerifier
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "verifier.md"
 
-# Cases of verifier_cases.jsonl that we answer otherwise, by id, each with the reason. There is none.
+# Public cases that we answer otherwise, by id, each with the reason. There is none.
 DISAGREEMENTS: dict[str, str] = {}
 
 # What we answer where the sources made a choice of their own: one answer, or those of the named golds.
@@ -47,8 +47,12 @@ CHOICES: dict[str, bool | dict[tuple[str, str], bool]] = {
 }
 
 
-def cases(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+def rows_of(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / file).read_text(encoding="utf-8").splitlines()]
+
+
+def cases(chosen: Literal["public", "policy", "ours"]) -> list[dict[str, Any]]:
+    return [row for row in rows_of("verifier_cases.jsonl") if row["set"] == chosen]
 
 
 def completion(row: dict[str, Any]) -> str:
@@ -56,7 +60,7 @@ def completion(row: dict[str, Any]) -> str:
 
 
 def test_agreement_with_the_public_cases(verifier: MathVerifier) -> None:
-    rows = [row for row in cases("verifier_cases.jsonl") if row["kind"] != "unboxed_text"]
+    rows = [row for row in cases("public") if row["kind"] != "unboxed_text"]
     verdicts = verifier.verify_many((completion(row), row["gold"]) for row in rows)
     wrong = {
         row["id"]: verdict for row, verdict in zip(rows, verdicts, strict=True) if verdict.right != row["expected"]
@@ -69,14 +73,14 @@ def test_agreement_with_the_public_cases(verifier: MathVerifier) -> None:
 def test_agreement_with_tricky_and_hostile_answers(verifier: MathVerifier, strict_verifier: MathVerifier) -> None:
     wrong = []
     for judge, bombs in ((verifier, False), (strict_verifier, True)):
-        rows = [row for row in cases("verifier_cases_2.jsonl") if (row["kind"] == "bomb") is bombs]
+        rows = [row for row in cases("ours") if (row["kind"] == "bomb") is bombs]
         verdicts = judge.verify_many((completion(row), row["gold"]) for row in rows)
         wrong += [(row["id"], v) for row, v in zip(rows, verdicts, strict=True) if v.right != row["expected"]]
     assert not wrong
 
 
 def test_an_answer_in_many_spellings_and_what_only_looks_like_it(verifier: MathVerifier) -> None:
-    rows = cases("spellings.jsonl")
+    rows = rows_of("spellings.jsonl")
     verdicts = verifier.verify_many((f"\\boxed{{{row['answer']}}}", row["gold"]) for row in rows)
     wrong = [
         (row, verdict.reason) for row, verdict in zip(rows, verdicts, strict=True) if verdict.right != row["right"]
@@ -85,13 +89,13 @@ def test_an_answer_in_many_spellings_and_what_only_looks_like_it(verifier: MathV
 
 
 def test_text_without_a_box_is_wrong(verifier: MathVerifier) -> None:
-    rows = [row for row in cases("verifier_cases.jsonl") if row["kind"] == "unboxed_text"]
+    rows = [row for row in cases("public") if row["kind"] == "unboxed_text"]
     verdicts = verifier.verify_many([(row["prediction"], row["gold"]) for row in rows])
     assert Counter(verdict.reason for verdict in verdicts) == {"no box": len(rows)}
 
 
 def test_cases_of_choice_follow_our_policy(verifier: MathVerifier) -> None:
-    rows = cases("verifier_policy_cases.jsonl")
+    rows = cases("policy")
     verdicts = verifier.verify_many((completion(row), row["gold"]) for row in rows)
     for row, verdict in zip(rows, verdicts, strict=True):
         choice = CHOICES[row["policy"]]

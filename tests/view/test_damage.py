@@ -26,10 +26,7 @@ from r3.view.api import Api
 from r3.view.runs import ViewedRun, open_runs
 from r3.view.show import one_line, visible
 from tests.train.tiny import run_r3, save_model
-from tests.view.browser import Page, browser, page, visit
-from tests.view.conftest import Serve
-
-__all__ = ["browser", "page"]
+from tests.view.conftest import Page, Serve, visit
 
 
 def cut(path: Path, share: float = 0.5) -> None:

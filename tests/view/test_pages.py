@@ -15,10 +15,7 @@ import pytest
 from r3.cli import main
 from r3.run import RunFiles
 from tests.train.tiny import ROOT, command, helped, overrides, run_r3
-from tests.view.browser import Page, browser, page, visit
-from tests.view.conftest import Serve
-
-__all__ = ["browser", "page"]
+from tests.view.conftest import Page, Serve, visit
 
 
 def groups_of(run: Path) -> list[tuple[int, int, dict]]:  # type: ignore[type-arg]

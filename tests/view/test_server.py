@@ -21,10 +21,7 @@ from r3.run import RunFiles
 from r3.view.export import joined_scripts, spread
 from r3.view.server import POLICY, is_loopback, static_files
 from tests.train.tiny import run_r3
-from tests.view.browser import Page, browser, page, visit
-from tests.view.conftest import Serve
-
-__all__ = ["browser", "page"]
+from tests.view.conftest import Page, Serve, visit
 
 
 def ask(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:

@@ -24,11 +24,11 @@ from r3.method.distill import Lesson, Teacher, lessons_of
 from r3.method.help import Demonstrations
 from r3.method.mixed import StepResult, is_mixed
 from r3.method.ranking import RankingGate
-from r3.method.reflection import Tokenizer, plain_prompt
+from r3.method.reflection import PlainPrompts, Tokenizer
 from r3.method.replay import by_age, wanted_outcomes
 from r3.method.settings import MethodSettings
 from r3.method.step import members_with_entropies, step
-from r3.samples import ContextKind, FloatArray, Group, IntArray, Joins, PromptText, Query, Sample
+from r3.samples import ContextKind, FloatArray, Group, Joins, Sample
 
 __all__ = ["Algorithm", "Asked", "Prompt"]
 
@@ -48,6 +48,7 @@ class Algorithm:
         *,
         seed: int = 0,
         earlier: SampleBuffer | None = None,
+        prompts: PlainPrompts | None = None,
     ) -> None:
         self.settings = settings
         self.buffer = buffer
@@ -55,7 +56,8 @@ class Algorithm:
         """The buffer of an earlier run, whose successes may be replayed where this run has too few; it is only read."""
         self.tokenizer = tokenizer
         self.seed = seed
-        self._plain_tokens: dict[tuple[PromptText, str], IntArray] = {}
+        self.prompts = PlainPrompts(tokenizer) if prompts is None else prompts
+        """The plain prompts' tokens, which a caller that has tokenized the queries already can hand over."""
         self._reflections = Reflections(settings.reflection, buffer, tokenizer, seed=seed)
         self._histories = Histories(settings, buffer, earlier)
         self._helping = Helping(settings, tokenizer)
@@ -78,15 +80,9 @@ class Algorithm:
     def plain_prompts(self, batch: Batch) -> list[Prompt]:
         """Every query as it is."""
         return [
-            Prompt(query, epoch, position, self._tokens(query), query.prompt)
+            Prompt(query, epoch, position, self.prompts(query), query.prompt)
             for position, (query, epoch) in enumerate(batch)
         ]
-
-    def _tokens(self, query: Query) -> IntArray:
-        asked = query.prompt, repr(query.chat_options)
-        if asked not in self._plain_tokens:
-            self._plain_tokens[asked] = plain_prompt(query, self.tokenizer)
-        return self._plain_tokens[asked]
 
     def follow_up(self, asked: Sequence[Prompt], groups: Sequence[Group], *, step: int) -> list[Prompt]:
         """What to ask next, now that the prompts `asked` were answered by `groups`; nothing: the step can go on.

@@ -20,7 +20,7 @@ over seeds only, which leave out that other problems would have given other numb
 The curves are not smoothed. A moving average needs a rule for its ends: one that looks back reads the final level
 late and favours the faster method (a true 0.50 came out as 0.45 with five evaluations), and one that fits a line bends
 with the curve. Both methods are charged for where they first are at the level, so noise moves both to earlier tokens.
-What remains, by simulation (tests/compare/test_token_ratio.py), for a true ratio of 0.5 and 5, 9 or 17 evaluations:
+What remains, by simulation (tests/compare/test_statistics.py), for a true ratio of 0.5 and 5, 9 or 17 evaluations:
 
 - straight lines: none without noise. If each evaluation of the mean curve is off by a tenth of the baseline's whole
   rise, the median estimate is 0.51, 0.52 and 0.53; by a twentieth, 0.50, 0.50 and 0.51;

@@ -151,6 +151,20 @@ def plain_prompt(query: Query, tokenizer: Tokenizer) -> IntArray:
     return np.asarray(tokenized(query.prompt, query, tokenizer), dtype=np.int32)
 
 
+class PlainPrompts:
+    """The plain prompts of queries, each tokenized once however often it is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._tokens: dict[tuple[PromptText, str], IntArray] = {}
+
+    def __call__(self, query: Query) -> IntArray:
+        text = query.prompt, repr(query.chat_options)
+        if text not in self._tokens:
+            self._tokens[text] = plain_prompt(query, self.tokenizer)
+        return self._tokens[text]
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What a reflection prompt shows of a past answer."""

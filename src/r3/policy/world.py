@@ -169,8 +169,9 @@ class ShardedPolicy(Policy):
     """A float32 copy of a policy, of which each process holds a part. All processes must make every call together."""
 
     def __init__(self, whole: Policy, world: World) -> None:
-        base = _without_weights(whole.base)
-        self._root = _shard(base, whole.base, world.size)
+        self.world, base = world, _without_weights(whole.base)
+        with world.together():
+            self._root = _shard(base, whole.base, world.size)
         super().__init__(base, whole.tokenizer, whole.settings, base=base)
         self.shares_prompts = whole.shares_prompts
 
@@ -245,6 +246,7 @@ class ShardedOptimiser(Optimiser):
 
     def __init__(self, sharded: ShardedPolicy, whole: Policy, settings: OptimiserSettings, total_updates: int) -> None:
         super().__init__(sharded.base.parameters(), settings, total_updates)
+        self.world = sharded.world
         self.whole = [p for p in whole.base.parameters() if p.requires_grad]
         self.rounds = any(p.dtype != torch.float32 for p in self.whole)
         """Whether the policy is a rounding of the masters, which must then be kept besides."""
@@ -260,20 +262,22 @@ class ShardedOptimiser(Optimiser):
     def state(self) -> dict[str, Any]:
         """The whole state, put together parameter by parameter on the host."""
         adamw = self.adamw.state_dict()
-        adamw["state"] = {
-            index: {name: _on_host(value) for name, value in moments.items()}
-            for index, moments in adamw["state"].items()
-        }
-        return {"adamw": adamw, "masters": [_on_host(m.detach()) for m in self.masters] if self.rounds else []}
+        with self.world.together():
+            adamw["state"] = {
+                index: {name: _on_host(value) for name, value in moments.items()}
+                for index, moments in adamw["state"].items()
+            }
+            return {"adamw": adamw, "masters": [_on_host(m.detach()) for m in self.masters] if self.rounds else []}
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
         moments = state["adamw"]["state"]
-        parts = {index: dict(_parts(moments[index], self.masters[index])) for index in moments}
-        self.adamw.load_state_dict({**state["adamw"], "state": parts})
-        for master, saved in zip(self.masters, state["masters"] or self.whole, strict=True):
-            master.copy_(_part(saved, master))
-        self._write_back()
+        with self.world.together():
+            parts = {index: dict(_parts(moments[index], self.masters[index])) for index in moments}
+            self.adamw.load_state_dict({**state["adamw"], "state": parts})
+            for master, saved in zip(self.masters, state["masters"] or self.whole, strict=True):
+                master.copy_(_part(saved, master))
+            self._write_back()
 
 
 def _full(tensor: Tensor) -> Tensor:

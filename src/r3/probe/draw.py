@@ -118,7 +118,7 @@ class _Drawing:
         """Hard queries still to be asked, each up to several times; None before they are known."""
         self.drawn = Drawn()
         reflecting = _reflecting(parts)
-        self.algorithm = Algorithm(reflecting, buffer, parts.policy.tokenizer, seed=self.seed)
+        self.algorithm = Algorithm(reflecting, buffer, parts.policy.tokenizer, seed=self.seed, prompts=parts.prompts)
 
     @property
     def pair_cost(self) -> int:

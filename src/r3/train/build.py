@@ -19,12 +19,12 @@ import torch
 from r3.buffer import SampleBuffer
 from r3.config import Config
 from r3.errors import ConfigError, RunError, TaskError
-from r3.method.reflection import plain_prompt
+from r3.method.reflection import PlainPrompts, plain_prompt
 from r3.policy.machine import set_threads
 from r3.policy.model import Policy, compiles, load_tokenizer, pick_device, resolve
 from r3.rollout import Engine, Sampling
 from r3.run import RunFiles
-from r3.samples import IntArray, Query
+from r3.samples import Query
 from r3.tasks import Task, load_problems
 from r3.tasks.settings import FileSettings
 from r3.train.checks import check_demonstrations, check_help, check_room
@@ -42,7 +42,7 @@ class Parts:
     policy: Policy
     engine: Engine
     sampling: Sampling
-    heldout: Sequence[tuple[Query, IntArray]]
+    prompts: PlainPrompts
     earlier: SampleBuffer | None = None
     """The buffer of the run whose successes are replayed (`buffer.successes_from`)."""
 
@@ -60,7 +60,8 @@ def build(
     check_help(config, task)
     check_passes(config, task)
     policy = Policy.load(config.model, adapters_from=adapters_from)
-    _, heldout = check_prompts(config, task, policy.tokenizer, policy.max_context)
+    prompts = PlainPrompts(policy.tokenizer)
+    check_prompts(config, task, prompts, policy.max_context)
     check_reference(config, policy.continues)
     check_stop_tokens(config, policy.stop_tokens)
     sampling = Sampling(
@@ -75,7 +76,7 @@ def build(
         vocabulary = digest_of_vocabulary(policy.tokenizer)
         earlier = open_earlier(config.buffer.successes_from, config.run.seed, task.train, vocabulary)
     engine = make_engine(config, policy)
-    return Parts(config, task, policy, engine, sampling, list(zip(task.heldout, heldout, strict=True)), earlier)
+    return Parts(config, task, policy, engine, sampling, prompts, earlier)
 
 
 def check_ahead(config: Config, processes: int) -> None:
@@ -263,15 +264,11 @@ def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
         )
 
 
-def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int | None) -> tuple[int, list[IntArray]]:
-    """Check that every prompt can be built and fits the model's context with the response.
-
-    Returns the length of the longest prompt, and the tokens of the held-out ones.
-    """
+def check_prompts(config: Config, task: Task, prompts: PlainPrompts, max_context: int | None) -> int:
+    """Check that every prompt can be built and fits the model's context with the response; the longest one's length."""
     queries = [*task.train, *task.heldout]
-    check_template(config, any(not isinstance(query.prompt, str) for query in queries), tokenizer)
-    heldout = [plain_prompt(query, tokenizer) for query in task.heldout]
-    lengths = [len(plain_prompt(query, tokenizer)) for query in task.train] + [len(prompt) for prompt in heldout]
+    check_template(config, any(not isinstance(query.prompt, str) for query in queries), prompts.tokenizer)
+    lengths = [len(prompts(query)) for query in queries]
     if not min(lengths):
         empty = queries[lengths.index(0)].id
         raise TaskError(
@@ -287,8 +284,8 @@ def check_prompts(config: Config, task: Task, tokenizer: Any, max_context: int |
         )
     _check_evaluation_limit(config, task, lengths[len(task.train) :], max_context)
     check_room(config, max_context)
-    check_demonstrations(config, task, tokenizer, longest, max_context)
-    return longest, heldout
+    check_demonstrations(config, task, prompts.tokenizer, longest, max_context)
+    return longest
 
 
 def _check_evaluation_limit(config: Config, task: Task, lengths: Sequence[int], max_context: int | None) -> None:

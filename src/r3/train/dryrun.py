@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from r3.config import Config
 from r3.errors import ConfigError, MissingData, RunError
+from r3.method.reflection import PlainPrompts
 from r3.policy.layers import chunk_size
 from r3.policy.model import load_model_config, load_tokenizer, new_adapters, pick_device, pick_dtype, resolve
 from r3.policy.source import adapters_in
@@ -168,7 +169,7 @@ def _queries(config: Config, shape: Any, tokenizer: Any, notes: list[str]) -> tu
         check_passes(config, task)
         if tokenizer is not None:
             context = getattr(shape.get_text_config(), "max_position_embeddings", None)
-            longest, _ = check_prompts(config, task, tokenizer, context)
+            longest = check_prompts(config, task, PlainPrompts(tokenizer), context)
             notes.append(f"longest prompt: {longest} tokens")
         return len(task.train), longest
     finally:
@@ -230,16 +231,22 @@ def _memory(config: Config, shape: Any, parameters: int, trained: int, processes
         f"activations of {budget:,} tokens (estimate)": _activations(config, shape, budget) * width,
         **_logits(shape, device, budget, width),
     }
-    copies = {"weights before the update, to draw from": parameters * width} if config.rollout.ahead else {}
-    rollout = copies | {
-        f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * _cache(shape) * width
+    elsewhere = config.rollout.engine == "vllm-server"  # with the weights and the cache to draw from
+    rollout = {
+        "weights before the update, to draw from": parameters * width * config.rollout.ahead,
+        f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * _cache(shape) * width,
     }
+    rollout = {} if elsewhere else rollout
     parts = {name: size for name, size in (always | update | rollout).items() if size}
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
-    ahead, turns = config.rollout.ahead, (sum(update.values()), sum(rollout.values()))
-    held = sum(always.values()) + (sum(turns) if ahead else max(turns))
+    turns = (sum(update.values()), sum(rollout.values()))
+    held = sum(always.values()) + (sum(turns) if config.rollout.ahead else max(turns))
     where = "" if processes == 1 else f" in each of {processes} processes"
-    when = "answers are drawn while the policy is updated" if ahead else "the cache is free while the policy is updated"
+    when = "the cache is free while the policy is updated"
+    if elsewhere:
+        when = "answers are drawn on rollout.servers"
+    elif config.rollout.ahead:
+        when = "answers are drawn while the policy is updated"
     return [*lines, f"memory     {held / 1e9:8.2f} GB  at most at once{where} ({when})"]
 
 

@@ -22,7 +22,7 @@ import yaml
 from r3.buffer import Contents, SampleBuffer
 from r3.config import Config, locate, set_value, split_override, validate
 from r3.errors import ConfigError, RunError
-from r3.method.reflection import plain_prompt
+from r3.method.reflection import PlainPrompts
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.run import Checkpoint, RunDirectory, RunFiles
@@ -231,7 +231,7 @@ def _saved_contents(checkpoint: Checkpoint) -> Contents | None:
 
 
 def inputs_of(
-    task: Task, tokenizer: Any, earlier: SampleBuffer | None = None, functions: Iterable[str] = ()
+    task: Task, prompts: PlainPrompts, earlier: SampleBuffer | None = None, functions: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Digests of the problems, in order, of the tokenizer and of the files of the user's functions, and what an earlier
     run's buffer holds, for run.json."""
@@ -240,8 +240,8 @@ def inputs_of(
         for name, queries in (("train", task.train), ("heldout", task.heldout))
     }
     digests = {
-        "tokenizer": _digest_of_tokenizer(tokenizer, task.train[:_TOKENISED]),
-        "vocabulary": digest_of_vocabulary(tokenizer),
+        "tokenizer": _digest_of_tokenizer(prompts, task.train[:_TOKENISED]),
+        "vocabulary": digest_of_vocabulary(prompts.tokenizer),
         "help": _digest_of_help(task.train),
         "functions": {name: digest_of_source(name) for name in functions},
     }
@@ -297,14 +297,15 @@ def _digest_of_help(queries: Sequence[Query]) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_tokenizer(tokenizer: Any, queries: Sequence[Query]) -> str:
+def _digest_of_tokenizer(prompts: PlainPrompts, queries: Sequence[Query]) -> str:
     """A digest of what it does, not of its files: vocabulary, template, special tokens, ids of some prompts."""
+    tokenizer: Any = prompts.tokenizer
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     special = [tokenizer.eos_token_id, tokenizer.bos_token_id, sorted(tokenizer.all_special_ids)]
     digest.update(json.dumps([special, getattr(tokenizer, "chat_template", None)]).encode())
     for query in queries:
-        digest.update(plain_prompt(query, tokenizer).tobytes())
+        digest.update(prompts(query).tobytes())
     return digest.hexdigest()
 
 

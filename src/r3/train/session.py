@@ -137,7 +137,7 @@ def _go_on(
 
 
 def _inputs(parts: Parts) -> dict[str, Any]:
-    return inputs_of(parts.task, parts.policy.tokenizer, parts.earlier, parts.config.task.own_functions)
+    return inputs_of(parts.task, parts.prompts, parts.earlier, parts.config.task.own_functions)
 
 
 def _build(config: Config, checkpoint: Checkpoint | None, world: World, functions: Functions) -> Parts:
@@ -214,7 +214,12 @@ class _Session:
         updater = make_updater(config, parts.policy, total_updates, exact=exact, world=world)
         sampler = make_sampler(parts)
         algorithm = Algorithm(
-            config.settled().method, buffer, parts.policy.tokenizer, seed=config.run.seed, earlier=parts.earlier
+            config.settled().method,
+            buffer,
+            parts.policy.tokenizer,
+            seed=config.run.seed,
+            earlier=parts.earlier,
+            prompts=parts.prompts,
         )
         self.trainer = Trainer(config, stream, sampler, algorithm, updater)
         self._never_right = NeverRight(config.task)
@@ -305,7 +310,7 @@ class _Session:
 
     def _evaluation(self) -> dict[str, Any]:
         """Held-out accuracy under the plain prompt, asked in the same way every time."""
-        if not self.parts.heldout:
+        if not self.parts.task.heldout:
             return {}
         self.trainer.ahead.wait()  # the engine is to draw from the weights as they are now
         settings = self.config.evaluate
@@ -317,7 +322,7 @@ class _Session:
         heldout = evaluate(
             self.parts.engine,
             self.parts.task,
-            self.parts.heldout,
+            [(query, self.parts.prompts(query)) for query in self.parts.task.heldout],
             self.parts.policy.tokenizer,
             sampling,
             samples=settings.samples,

@@ -18,7 +18,7 @@ from r3.integrations.verl import ESTIMATOR
 from r3.integrations.verl.config import settings_of
 from r3.integrations.verl.core import Core
 from r3.method.presets import METHODS
-from tests.integrations.verl.configs import TRAINERS, taken, verl_config
+from tests.integrations.verl.running import TRAINERS, taken, verl_config
 from tests.train.tiny import ROOT
 
 OFFERED = {"grpo", "maxrl", "reinforce++", "r3", "r3-paper", "r3-no-replay", "r3-no-reflection", "r3-no-ranking"}

@@ -17,7 +17,7 @@ from r3.view.api import Api
 from r3.view.runs import open_runs
 from tests.integrations import contract
 from tests.integrations.contract import Recording
-from tests.integrations.verl import checks, running
+from tests.integrations.verl import running
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge
 
@@ -112,25 +112,25 @@ def test_past_samples_stay_out_of_verls_statistics_of_answers(folder: Path) -> N
 
 
 def test_a_batch_that_grows_is_trained_whole_in_one_update(folder: Path) -> None:
-    checks.check_number_of_updates(folder, expected=1)
-    checks.check_members(folder)
+    running.check_number_of_updates(folder, expected=1)
+    running.check_members(folder)
 
 
 def test_the_loss_that_verls_workers_had_is_the_methods(folder: Path) -> None:
     """With a policy that stands still, the loss of the one update is that of `r3.method.objective`."""
-    for number, parts in checks.updates(folder).items():
+    for number, parts in running.updates(folder).items():
         assert parts[0]["loss"] == pytest.approx(
-            checks.methods_loss(running.steps(folder)[number], parts[0]["rows"]), abs=1e-6
+            running.methods_loss(running.steps(folder)[number], parts[0]["rows"]), abs=1e-6
         )
 
 
 def test_rows_pass_through_the_weights_that_the_server_got(v0: Path) -> None:
     """In V1 too, by test_learning.py."""
-    checks.check_log_probs(v0)
-    assert checks.moved(v0) < 1e-6
+    running.check_log_probs(v0)
+    assert running.moved(v0) < 1e-6
 
 
 def test_both_trainers_fill_the_same_buffer(v1: Path, v0: Path) -> None:
     """V0's though it was stopped half-way; the contract's test holds what they decide against our own loop."""
     last = Path("checkpoints/global_step_8") / BUFFER_FILE
-    assert checks.samples(v0 / last) == checks.samples(v1 / last)
+    assert running.samples(v0 / last) == running.samples(v1 / last)

@@ -18,7 +18,7 @@ from verl.workers.config import FSDPActorConfig
 from r3.integrations.common import BUFFER_FILE
 from r3.method.mixed import StepResult
 from tests.integrations import contract
-from tests.integrations.verl import checks, running
+from tests.integrations.verl import running
 
 OTHER = {
     "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
@@ -65,22 +65,22 @@ def test_a_past_sample_joins_both_groups_of_a_query_that_a_batch_holds_twice(oth
 
 
 def test_a_batch_that_grows_is_trained_whole_in_as_many_updates(other: Path) -> None:
-    checks.check_number_of_updates(other, expected=2)
-    checks.check_members(other)
+    running.check_number_of_updates(other, expected=2)
+    running.check_members(other)
 
 
 def test_verls_loss_over_two_updates_is_the_methods(other: Path) -> None:
     """Were the policy to stand still from one to the next, which it does not: that of the first is as verl had it."""
-    for number, parts in checks.updates(other).items():
+    for number, parts in running.updates(other).items():
         losses = [verls_loss(part, "seq-mean-token-mean") for part in parts.values()]
         assert parts[0]["loss"] == pytest.approx(losses[0], abs=1e-6)
         rows = [row for part in parts.values() for row in part["rows"]]
-        assert sum(losses) / 2 == pytest.approx(checks.methods_loss(running.steps(other)[number], rows), abs=1e-6)
+        assert sum(losses) / 2 == pytest.approx(running.methods_loss(running.steps(other)[number], rows), abs=1e-6)
 
 
 def test_rows_pass_through_the_weights_that_the_server_got(other: Path) -> None:
-    checks.check_log_probs(other)
-    assert checks.moved(other) > 1e-3
+    running.check_log_probs(other)
+    assert running.moved(other) > 1e-3
 
 
 def test_resume_is_exact(other: Path, tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_resume_is_exact(other: Path, tmp_path: Path) -> None:
     assert list(found) == [5]
     assert seen(found[5]) == seen(expected[5])
     assert found[5].counts == expected[5].counts
-    ours = checks.samples(checkpoints / "global_step_5" / BUFFER_FILE)
-    assert ours == [one for one in checks.samples(other / "checkpoints/global_step_8" / BUFFER_FILE) if one[5] <= 5]
-    assert len(ours) > len(checks.samples(other / "checkpoints/global_step_4" / BUFFER_FILE))
+    ours = running.samples(checkpoints / "global_step_5" / BUFFER_FILE)
+    assert ours == [one for one in running.samples(other / "checkpoints/global_step_8" / BUFFER_FILE) if one[5] <= 5]
+    assert len(ours) > len(running.samples(other / "checkpoints/global_step_4" / BUFFER_FILE))
     weights, uninterrupted = (torch.load(folder / "weights-5.pt") for folder in (tmp_path, other))
     assert all(torch.equal(weights[key], uninterrupted[key]) for key in uninterrupted)
 

@@ -32,8 +32,7 @@ from r3.integrations.verl.data import Templated, check_ids, query_of
 from r3.integrations.verl.reward import R3RewardManager
 from r3.method.reflection import plain_prompt
 from r3.samples import Context, Query, Sample
-from tests.integrations.verl.configs import composed, taken, verl_config
-from tests.integrations.verl.running import prepare
+from tests.integrations.verl.running import composed, prepare, taken, verl_config
 from tests.tokenizing import char_tokenizer, chat_tokenizer
 from tests.train.tiny import ROOT, run_r3
 

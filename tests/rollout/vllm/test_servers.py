@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,11 +36,46 @@ from tests.train.test_engines import logprobs_of, rows_of
 from tests.train.tiny import overrides, read_metrics
 
 from .models import gap, policy_of, questions, save_model, shake, tokens_of
-from .serving import Server
 from .test_engine import MECHANISMS, on_policy
 
 BOUND = 1e-5
 SAMPLING = Sampling(40, (2,))
+
+
+class Server:
+    """A vLLM server on a port of its own, which can die and come back there."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.model, self.log = model, folder / f"server-{self.port}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.address = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--max-num-seqs", "16", "--skip-tokenizer-init"]
+        command = [sys.executable, "-m", "r3.rollout.vllm.serve", str(self.model), *options]
+        with self.log.open("ab") as log:  # a session of its own, so that all its processes can be killed at once
+            self.process = subprocess.Popen(command, cwd=tiny.ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self) -> None:
+        """Until it answers; if it ends instead, say what it said."""
+        assert self.process is not None
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.address}/health", timeout=60):
+                    return
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()[-3000:]
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import pytest
 from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings, pool
 
 # The answers are out for harm or for an unearned verdict, written against what an attacker may want and not against
-# the code. They stand in answers/*.txt, each below a line `### name`. CHEATS do not know what the tests expect and try
-# to pass all the same. REACHES know it, and give it only once they have done what no answer may do: a right verdict
-# means that they could. HOGS take what they can. All are to be wrong.
+# the code. They stand in answers.txt by kind, each below a line `### name`. CHEATS do not know what the tests expect
+# and try to pass all the same. REACHES know it, and give it only once they have done what no answer may do: a right
+# verdict means that they could. HOGS take what they can. All are to be wrong.
 
 
 ROOT = Path(__file__).parents[3]
@@ -43,8 +43,9 @@ def double(x):
 """
 
 
-def _read(name: str) -> dict[str, str]:
-    sections = (Path(__file__).parent / "answers" / f"{name}.txt").read_text(encoding="utf-8").split("### ")[1:]
+def _read(kind: str) -> dict[str, str]:
+    text = (Path(__file__).parent / "answers.txt").read_text(encoding="utf-8")
+    sections = text.split(f"## {kind}\n")[1].split("\n## ")[0].split("### ")[1:]
     return {head: body for head, _, body in (section.partition("\n") for section in sections)}
 
 

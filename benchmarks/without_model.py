@@ -1,11 +1,23 @@
-"""How the sample buffer's costs grow from ten thousand to a million samples.
+"""What r3 costs where no model runs: the command's start, Algorithm 1's inner part, and the sample buffer.
 
-Prediction, written before the first run: an `add` of 2,048 × 2,000 tokens writes 33 MB twice (log, then file) and
-waits for the disk, so it takes 0.4 to 0.8 s on a disk of 300 MB/s, and hardly more at 10⁶ samples than at 10⁴: only the
-index by query is touched at random places. `history` of 128 queries reads up to 512 responses, 8 MB: 25 to 40 ms from
-the page cache. `success_rate` and `stats` stay below 5 ms. The process grows by the page cache's 64 MB and little else.
+    python benchmarks/without_model.py startup
+    python benchmarks/without_model.py step [--tokens 2000] [--out result.json]
+    python benchmarks/without_model.py buffer --samples 1000000 --out buffer.json
 
-    python benchmarks/buffer.py --samples 1000000 --out buffer.json
+The predictions below were written before the first run of each.
+
+startup: `import r3` and `r3 --help`, each in a fresh interpreter. The first under 5 ms (it loads nothing), the second
+about 60 ms over Python's own start. Targets: 0.3 s and 0.5 s.
+
+step: `r3.step` on 128 groups of 16 samples, without the buffer's time. About 8 ms. A group costs some 20 µs of Python
+for rewards, advantages and weights, and a solve-none group with truncated answers 150 µs more for partitioning 2,000
+entropies per sample. Target: ≤ 20 ms.
+
+buffer: how its costs grow from ten thousand to a million samples. An `add` of 2,048 × 2,000 tokens writes 33 MB twice
+(log, then file) and waits for the disk, so it takes 0.4 to 0.8 s on a disk of 300 MB/s, and hardly more at 10⁶ samples
+than at 10⁴: only the index by query is touched at random places. `history` of 128 queries reads up to 512 responses,
+8 MB: 25 to 40 ms from the page cache. `success_rate` and `stats` stay below 5 ms. The process grows by the page cache's
+64 MB and little else.
 
 Only calls to the buffer are timed; samples are cut from random pools. Disk: about 8.5 bytes per token. `history` is
 measured on random queries, then `again` on the same ones: the first includes reading the disk wherever the operating
@@ -21,6 +33,9 @@ import json
 import os
 import platform
 import sqlite3
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,16 +44,91 @@ from typing import Any
 
 import numpy as np
 
-from r3.buffer import SampleBuffer
-from r3.samples import Sample
+import r3
+from r3 import Group, MethodSettings, Query, Sample, SampleBuffer
 
 QUERIES_A_STEP = 128
 GROUP = 16
 VOCABULARY = 151_936
+COMMANDS = {
+    "python -c pass": [sys.executable, "-c", "pass"],
+    "import r3": [sys.executable, "-c", "import r3"],
+    "r3.step, r3.SampleBuffer in hand": [sys.executable, "-c", "import r3; r3.step; r3.SampleBuffer"],
+    "r3 --help": [sys.executable, "-m", "r3", "--help"],
+    "r3 train --print-config": [sys.executable, "-m", "r3", "train", "--print-config"],
+}
 
 
 def main() -> None:
+    """Measure the part that the command line names."""
     options = _options()
+    if options.part == "startup":
+        measure_startup()
+    elif options.part == "step":
+        measure_step(options)
+    else:
+        measure_buffer(options)
+
+
+def measure_startup() -> None:
+    """Print the median of ten runs of each command, in seconds."""
+    print("| command | seconds |\n|---|---|")
+    for name, command in COMMANDS.items():
+        times = []
+        for _ in range(10):
+            started = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            times.append(time.perf_counter() - started)
+        print(f"| {name} | {statistics.median(times):.3f} |")
+
+
+def measure_step(options: argparse.Namespace) -> None:
+    """Print a Markdown row per method."""
+    batch, history = make_batch(options.groups, options.size, options.tokens)
+    results = {}
+    print(f"{options.groups} × {options.size} samples × {options.tokens} tokens, Python {platform.python_version()}")
+    print("| method | median ms | max ms | samples to train on |\n|---|---|---|---|")
+    for name in ("grpo", "dapo", "r3"):
+        settings = MethodSettings(name=name)
+        times = []
+        for _ in range(options.repeat):
+            started = time.perf_counter()
+            result = r3.step(batch, settings, history=history, policy_version=300)
+            times.append(1000 * (time.perf_counter() - started))
+        results[name] = {"median_ms": statistics.median(times), "max_ms": max(times), "trained": len(result.weighted)}
+        print(f"| {name} | {statistics.median(times):.1f} | {max(times):.1f} | {len(result.weighted)} |")
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def make_batch(groups: int, size: int, tokens: int) -> tuple[list[Group], dict[str, list[Sample]]]:
+    """A hard batch: 60 % solve-none (a quarter of those answers truncated), 10 % solve-all, the rest mixed."""
+    rng = np.random.default_rng(0)
+    batch, history = [], {}
+    for number in range(groups):
+        query_id = f"q{number}"
+        chance = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.3, 0.2)[number % 10]
+        members = [_sample(rng, query_id, rng.random() < chance, tokens, version=300) for _ in range(size)]
+        batch.append(Group(Query(query_id, "?"), tuple(members), np.arange(100, dtype=np.int32)))
+        history[query_id] = [_sample(rng, query_id, bool(i % 2), tokens, version=i) for i in range(8)]
+    return batch, history
+
+
+def _sample(rng: np.random.Generator, query_id: str, right: bool, tokens: int, version: int) -> Sample:
+    return Sample(
+        query_id,
+        rng.integers(0, VOCABULARY, tokens, dtype=np.int32),
+        -rng.random(tokens, dtype=np.float32),
+        rng.random(tokens, dtype=np.float32),
+        finish="length" if not right and rng.random() < 0.25 else "stop",
+        outcome=right,
+        reward=1.5 if right else 0.0,
+        policy_version=version,
+    )
+
+
+def measure_buffer(options: argparse.Namespace) -> None:
+    """Fill a buffer, measure it at each power of ten, and print a Markdown table."""
     directory = Path(tempfile.mkdtemp(prefix="r3-buffer-", dir=options.dir))
     path = directory / "buffer.sqlite"
     try:
@@ -103,7 +193,7 @@ def _measure(
     for _ in range(40):
         queries = choose()
         rates.append(1e3 * _timed(lambda queries=queries: buffer.success_rate(queries)))
-    statistics = [1e3 * _timed(buffer.stats) for _ in range(20)]
+    asked = [1e3 * _timed(buffer.stats) for _ in range(20)]
     stats = buffer.stats()
     return {
         "samples": stats.samples,
@@ -113,7 +203,7 @@ def _measure(
         "history_cpu_ms": _spread(histories["cpu"]),
         "history_samples": float(np.mean(found)),
         "success_rate_ms": _spread(rates),
-        "stats_ms": _spread(statistics),
+        "stats_ms": _spread(asked),
         "rss_growth_mb": round(_resident() - before, 1),
         "bytes_a_token": round(os.path.getsize(buffer.path) / stats.tokens, 2),
     }
@@ -208,15 +298,24 @@ def _table(points: list[dict[str, Any]]) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    parts = parser.add_subparsers(dest="part", required=True)
+    parts.add_parser("startup")
+    batch = parts.add_parser("step")
+    batch.add_argument("--groups", type=int, default=128)
+    batch.add_argument("--size", type=int, default=16)
+    batch.add_argument("--tokens", type=int, default=2000)
+    batch.add_argument("--repeat", type=int, default=30)
+    batch.add_argument("--out", type=Path)
+    stored = parts.add_parser("buffer")
+    stored.add_argument(
         "--samples", type=int, default=1_000_000, help="how many to store in all (default: %(default)s)"
     )
-    parser.add_argument("--tokens", type=int, default=2_000, help="tokens per sample (default: %(default)s)")
-    parser.add_argument("--ragged", action="store_true", help="log-normal lengths with that mean, not all equal")
-    parser.add_argument("--per-query", type=int, default=25, help="samples per query at the end (default: %(default)s)")
-    parser.add_argument("--total", type=int, help="the buffer's limit: older samples are evicted, then settled")
-    parser.add_argument("--dir", type=Path, help="where to put the buffer (default: the temporary directory)")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    stored.add_argument("--tokens", type=int, default=2_000, help="tokens per sample (default: %(default)s)")
+    stored.add_argument("--ragged", action="store_true", help="log-normal lengths with that mean, not all equal")
+    stored.add_argument("--per-query", type=int, default=25, help="samples per query at the end (default: %(default)s)")
+    stored.add_argument("--total", type=int, help="the buffer's limit: older samples are evicted, then settled")
+    stored.add_argument("--dir", type=Path, help="where to put the buffer (default: the temporary directory)")
+    stored.add_argument("--out", type=Path, help="write the figures as JSON")
     return parser.parse_args()
 
 
