@@ -1,7 +1,7 @@
 """One config tree: defaults, recipe, overrides; what is printed reads back. Every recipe of the repository is a valid
 config, and every command of recipes/evidence.py a valid one.
 
-Covers r3.config_text, r3.settings, r3.policy.settings, r3.models.
+Covers r3.config_text, r3.settings, r3.models.
 """
 
 from __future__ import annotations

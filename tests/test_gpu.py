@@ -18,11 +18,11 @@ from r3.policy.attention import flash, layout_of, padded
 from r3.policy.model import Policy, enable_checkpointing
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
-from r3.policy.settings import ModelSettings
 from r3.rollout import Request, Sampling
 from r3.rollout.native import NativeEngine
 from r3.rollout.transformers import TransformersEngine
 from r3.rollout.vllm.engine import VllmEngine
+from r3.settings import ModelSettings
 from tests.rollout.models import ARCHITECTURES, answers, build, requests_of, teacher_forced
 
 pytestmark = [

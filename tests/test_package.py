@@ -43,7 +43,7 @@ ALLOWED = {
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
     "view": {"config", "config_text", "errors", "method", "run", "buffer"},
     "evaluate": {"errors", "samples", "rollout", "judging", "tasks", "run", "verify"},
-    "models": {"config", "errors", "policy"},
+    "models": {"config", "errors", "settings", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
     # Large settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
     "config": {

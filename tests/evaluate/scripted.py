@@ -19,7 +19,7 @@ import numpy as np
 from r3.commands.eval import add_arguments
 from r3.evaluate import run
 from r3.evaluate.run import Benchmark
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout import Request, Response, Sampling
 from r3.run.disk import AppendFile
 from r3.samples import IntArray, Query
 from r3.verify.judge import PlainJudge, Verdict

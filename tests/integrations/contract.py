@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from r3.algorithm import seed_of
 from r3.method.mixed import MixedGroup, StepResult
 from r3.method.settings import MethodSettings
-from r3.rollout.protocol import Request, Response, Sampling
-from r3.samples import FloatArray, Group, IntArray, Query, Sample
-from r3.train.stream import QueryStream
+from r3.rollout import Request, Response, Sampling
+from r3.samples import FloatArray, Group, IntArray, Query, Sample, seed_of
+from r3.train.sampler import QueryStream
 from r3.verify.judge import Judge, PlainJudge, Verdict
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, overrides, save_model

@@ -1,7 +1,6 @@
 """`R3Trainer.train()`, for real: processes, mechanisms, chats, exact resume, and TRL's own when off.
 
-Covers r3.integrations.trl.dataset, r3.integrations.trl.layout, r3.integrations.trl.ranked,
-r3.integrations.trl.trainer.
+Covers r3.integrations.trl.grpo, r3.integrations.trl.layout, r3.integrations.trl.trainer.
 """
 
 from __future__ import annotations

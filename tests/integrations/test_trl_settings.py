@@ -1,6 +1,6 @@
 """What of TRL's settings acts on R3Trainer: DAPO's resampling, and what would silently be another experiment.
 
-Covers r3.integrations.trl.config, r3.integrations.trl.dataset.
+Covers r3.integrations.trl.config, r3.integrations.trl.grpo.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from r3.integrations.trl import R3Config, R3Trainer
 from r3.integrations.trl.config import ELSEWHERE
-from r3.integrations.trl.dataset import FurtherRows, by_rank
+from r3.integrations.trl.grpo import FurtherRows, by_rank
 from r3.method.presets import METHODS
 from tests.integrations import trl_tiny
 from tests.integrations.test_trl import Watching, everything, launch

@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset
 
 from r3.integrations.trl import R3Config, R3Trainer
-from r3.integrations.trl.dataset import query_of
+from r3.integrations.trl.grpo import query_of
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import judge, save_model
 

@@ -1,6 +1,6 @@
 """`model.path=` a folder of LoRA adapters: training goes on with them or with the merged model, never the bare base.
 
-Covers r3.policy.adapters, r3.policy.model.
+Covers r3.policy.source, r3.policy.model.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from r3.cli import main
-from r3.policy.adapters import quiet
 from r3.policy.model import Policy
-from r3.policy.settings import ModelSettings
+from r3.policy.source import quiet
+from r3.settings import ModelSettings
 from tests.train.test_bad_input import refused
 from tests.train.tiny import overrides, read_metrics
 

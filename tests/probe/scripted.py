@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from r3.rollout.protocol import Request, Response, Sampling
+from r3.rollout import Request, Response, Sampling
 from tests.tokenizing import char_tokenizer
 
 TOKENIZER = char_tokenizer()

@@ -17,18 +17,14 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from r3.config import Config
-from r3.policy.adapters import quiet
 from r3.policy.model import Policy
-from r3.policy.settings import LoraSettings, ModelSettings
+from r3.policy.source import quiet
 from r3.rollout import Sampling
-from r3.rollout.native import NativeEngine
-from r3.rollout.native.cache import CacheShape, PagedCache
-from r3.rollout.native.cpu import compiler
-from r3.rollout.native.cpu.compiler import Unavailable
-from r3.rollout.native.cpu.llama import knows
-from r3.rollout.native.cpu.ops import CpuOps
-from r3.rollout.native.ops import How, Lanes, New, Split, TorchOps
+from r3.rollout.native import NativeEngine, cpu
+from r3.rollout.native.cpu import CpuOps, Unavailable, knows
+from r3.rollout.native.ops import CacheShape, How, Lanes, New, PagedCache, Split, TorchOps
 from r3.rollout.transformers import TransformersEngine
+from r3.settings import LoraSettings, ModelSettings
 from r3.train.build import make_engine
 
 from .models import answers, build, requests_of
@@ -257,16 +253,16 @@ def test_a_diverged_policy_is_named() -> None:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own for compiled loops, and none loaded yet."""
     monkeypatch.setenv("R3_CACHE", str(tmp_path / "cache"))
-    compiler.library.cache_clear()
+    cpu.library.cache_clear()
     yield tmp_path / "cache"
-    compiler.library.cache_clear()
+    cpu.library.cache_clear()
 
 
 def test_the_loops_are_compiled_once_and_kept(own_cache: Path) -> None:
     CpuOps()
     (made,) = own_cache.iterdir()
     before = made.stat().st_mtime_ns, made.stat().st_ino
-    compiler.library.cache_clear()
+    cpu.library.cache_clear()
     CpuOps()
     assert [path.name for path in own_cache.iterdir()] == [made.name]
     assert (made.stat().st_mtime_ns, made.stat().st_ino) == before
@@ -278,14 +274,14 @@ def test_each_type_of_tensor_has_a_library_of_its_own(own_cache: Path) -> None:
         for dtype in DTYPES:
             got = CpuOps(dtype).gate_mlp(x.to(dtype, copy=True), x.to(dtype))
             torch.testing.assert_close(got.float(), torch.nn.functional.silu(x) * x, rtol=0.02, atol=1e-6)
-        compiler.library.cache_clear()
+        cpu.library.cache_clear()
     assert len(list(own_cache.iterdir())) == 2
 
 
 def test_a_processor_without_products_in_bfloat16_attends_alike(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-mno-avx512bf16"))
+    monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512bf16"))
     test_attention_over_pages(3, 3, 64, 16, None, torch.bfloat16)
 
 
@@ -316,7 +312,7 @@ def test_auto_goes_on_without_a_compiler_and_says_so_once(
         executable(tmp_path / "bin" / "gcc", script)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(Unavailable, match=reason):
-        compiler.library()
+        cpu.library()
     policy = Policy.load(ModelSettings(device="cpu"))
     with caplog.at_level(logging.WARNING):
         assert type(make_engine(Config(), policy)) is TransformersEngine
@@ -328,7 +324,7 @@ def test_auto_goes_on_without_a_compiler_and_says_so_once(
 def test_a_cache_that_is_a_file_names_the_way_out(own_cache: Path) -> None:
     own_cache.write_text("")
     with pytest.raises(Unavailable, match="set R3_CACHE to a folder"):
-        compiler.library()
+        cpu.library()
 
 
 def test_auto_takes_the_loops_where_they_are(tmp_path: Path) -> None:

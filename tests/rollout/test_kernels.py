@@ -1,6 +1,6 @@
 """The Triton kernels against their reference in torch: on the card where there is one, else in Triton's interpreter.
 
-Covers r3.rollout.native.ops, r3.rollout.native.cache.
+Covers r3.rollout.native.ops.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ if not torch.cuda.is_available():
     assert os.environ.get("TRITON_INTERPRET") == "1", "tests/conftest.py sets it before Triton is imported"
 pytest.importorskip("triton", reason="Triton is not installed (it comes with torch for CUDA, and with r3-rl[dev])")
 
-from r3.rollout.native.cache import CacheShape, PagedCache
-from r3.rollout.native.ops import How, Lanes, New, Split, TorchOps, TritonOps
-from r3.rollout.protocol import Sampling
+from r3.rollout import Sampling
+from r3.rollout.native.ops import CacheShape, How, Lanes, New, PagedCache, Split, TorchOps, TritonOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -2,8 +2,8 @@
 
 Both draw from the same uniform numbers, so that sampled responses must be the same token for token.
 
-Covers r3.rollout.native.schedule, r3.rollout.native.decoder, r3.rollout.native.forward, r3.rollout.native.fused_linear,
-r3.rollout.native.engine, r3.rollout.causal_lm.
+Covers r3.rollout.native.schedule, r3.rollout.native.decoder, r3.rollout.native.forward, r3.rollout.native.engine,
+r3.rollout.causal_lm.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssFo
 from r3.rollout import Request, Sampling
 from r3.rollout.causal_lm import CausalLM
 from r3.rollout.native import NativeEngine
-from r3.rollout.native.cpu.ops import CpuOps
-from r3.rollout.native.fused_linear import FusedLinears, side_by_side
+from r3.rollout.native.cpu import CpuOps
+from r3.rollout.native.forward import FusedLinears, side_by_side
 from r3.rollout.native.ops import TorchOps
 from r3.rollout.native.schedule import Drawn, OutOfPages, PagePool, Schedule
 from r3.rollout.transformers import TransformersEngine

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from r3.rollout import Sampling
-from r3.rollout.sampling import draw, log_distribution, uniform_stream
+from r3.rollout.sampling import draw, log_weights, uniform_stream
 
 from .models import reference_distribution
 
@@ -39,7 +39,7 @@ def on_an_edge(logits: list[float], sampling: Sampling) -> bool:
 def test_draw_agrees_with_the_oracle(logits: list[float], uniform: float, sampling: Sampling) -> None:
     assume(not on_an_edge(logits, sampling))
     expected = reference_distribution(np.array(logits), sampling)
-    got = log_distribution(torch.tensor([logits]), sampling)[0].exp().numpy()
+    got = log_weights(torch.tensor([logits]), sampling)[0].softmax(-1).numpy()
     assert got == pytest.approx(expected, abs=1e-5)
     assert ((got == 0) == (expected == 0)).all()
 
@@ -72,7 +72,7 @@ def test_renumbering_tokens_renumbers_the_distribution(seed: int, sampling: Samp
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-3, 3, (1, 30), generator=generator).float()
     order = torch.randperm(30, generator=generator)
-    straight, renumbered = (log_distribution(x, sampling).exp() for x in (logits, logits[:, order]))
+    straight, renumbered = (log_weights(x, sampling).softmax(-1) for x in (logits, logits[:, order]))
     assert torch.allclose(straight[:, order], renumbered, atol=1e-6)
 
 

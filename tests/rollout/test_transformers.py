@@ -1,6 +1,6 @@
 """The portable engine on real tiny models of five families, against teacher forcing and transformers' `generate`.
 
-Covers r3.rollout.protocol.
+Covers r3.rollout.
 """
 
 from __future__ import annotations

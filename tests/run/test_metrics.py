@@ -1,6 +1,6 @@
 """metrics.jsonl: strict, stable lines, whole or not there, taken back byte for byte; TensorBoard and other services.
 
-Covers r3.run.disk, r3.run.sinks.
+Covers r3.run.disk, r3.run.metrics.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from r3.tasks.datasets import (
     load_file,
     load_hub,
     load_set,
-    seeded_order,
     select,
 )
 from r3.tasks.leakage import Leak, Problem, check, find_leaks, problems_of
@@ -182,23 +181,6 @@ def test_filters(filters: dict[str, Any], kept: str) -> None:
 def test_a_limit_on_tokens_needs_a_way_to_count() -> None:
     with pytest.raises(ValueError, match="needs length"):
         select(QUERIES, max_prompt_tokens=3)
-
-
-@given(st.permutations(range(12)), st.integers(0, 2**32), st.sets(st.integers(0, 11)))
-def test_the_order_is_the_seeds_alone(places: list[int], seed: int, dropped: set[int]) -> None:
-    def queries(some: list[int]) -> list[Query]:
-        return [Query(f"q{i}", "?") for i in some]
-
-    order = [query.id for query in seeded_order(queries(list(range(12))), seed)]
-    assert [query.id for query in seeded_order(queries(places), seed)] == order
-    rest = [query.id for query in seeded_order(queries([i for i in places if i not in dropped]), seed)]
-    assert rest == [name for name in order if int(name[1:]) not in dropped]
-
-
-def test_seeds_give_different_orders() -> None:
-    queries = [Query(f"q{i}", "?") for i in range(50)]
-    firsts = {seeded_order(queries, seed)[0].id for seed in range(40)}
-    assert len(firsts) > 15
 
 
 # Leaks that are planted are found, with their kind; the index finds what comparing every pair finds.

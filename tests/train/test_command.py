@@ -1,7 +1,7 @@
 """What a person meets around a run: its length, what comes next, names that are wrong, streams, numbers that are none;
 and `--dry-run`, which refuses what training would refuse, with exit code 2, and writes nothing.
 
-Covers r3.commands.train, r3.policy.hub, r3.train.summary, r3.train.dryrun, r3.train.build, r3.train.checks.
+Covers r3.commands.train, r3.policy.source, r3.train.dryrun, r3.train.build, r3.train.checks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from r3.cli import main
 from r3.config import load_config
-from r3.policy import hub, world
+from r3.policy import source, world
 from r3.train import build
 from r3.train.dryrun import dry_run
 from tests.tokenizing import char_tokenizer
@@ -120,16 +120,16 @@ def test_a_model_that_is_not_there_is_told_without_trying_for_a_minute(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str, told: str
 ) -> None:
     save_model(tmp_path / "model")
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(source.constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setattr(source.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # must not be asked
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    hub._unreachable.cache_clear()
+    source._unreachable.cache_clear()
     message = refused(capsys, "train", *overrides(tmp_path, model__path=path.format(tmp_path)))
     assert told.format(tmp_path) in message
-    hub._unreachable.cache_clear()
+    source._unreachable.cache_clear()
 
 
 def test_a_hub_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What a run records: its rollouts, its metrics, and what W&B and trackio get of them.
 
-Covers r3.run.rollouts, r3.train.sampler, r3.train.step_metrics.
+Covers r3.run.rollouts, r3.train.sampler, r3.train.record.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def right(rows: list[dict[str, Any]]) -> int:
 
 
 def test_peak_memory_is_the_process_s_own_whoever_started_it() -> None:
-    child = "from r3.train.step_metrics import peak_memory_gb; print(peak_memory_gb())"
+    child = "from r3.train.record import peak_memory_gb; print(peak_memory_gb())"
     parent = f"import subprocess, sys; held = b'x' * 2_000_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
     told = subprocess.run([sys.executable, "-c", parent], check=True, capture_output=True, text=True).stdout
     assert 0.01 < float(told) < 1.5

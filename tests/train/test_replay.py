@@ -1,6 +1,6 @@
 """Replay in whole runs: what bounds a success that is met again and again, and queries asked before their turn.
 
-Covers r3.train.stream.
+Covers r3.train.sampler.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from r3.method.settings import MethodSettings
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
-from r3.policy.settings import ModelSettings
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Context, Group, Query, Sample
-from r3.train.stream import QueryStream, Revisits
+from r3.settings import ModelSettings
+from r3.train.sampler import QueryStream, Revisits
 from tests.method.makers import make_group, make_sample
 from tests.train.test_train import contents
 from tests.train.tiny import ROOT, command, overrides, read_metrics, save_model

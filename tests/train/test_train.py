@@ -1,6 +1,6 @@
 """`r3 train` from the command line: same seed, same run; all mechanisms; every method; budgets; what is left on disk.
 
-Covers r3.evaluate.heldout, r3.train.loop, r3.train.session, r3.train.stream.
+Covers r3.evaluate.run, r3.train.loop, r3.train.session, r3.train.sampler.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from r3.buffer import SampleBuffer
 from r3.cli import main
-from r3.evaluate.heldout import HeldOut
+from r3.evaluate.run import HeldOut
 from r3.method import reflection
 from r3.method.objective import Loss
 from r3.run.directory import RunFiles
 from r3.samples import PromptText, Query
-from r3.train.stream import QueryStream
+from r3.train.sampler import QueryStream
 from tests.train.test_bad_input import refused
 from tests.train.tiny import overrides, read_metrics, run_r3, save_task
 

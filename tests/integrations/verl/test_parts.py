@@ -1,7 +1,6 @@
 """Parts of R³ in verl against verl's real ones: its config, data set, reward workers' calls, plugin loading.
 
-Covers r3.integrations.verl.core, r3.integrations.verl.data, r3.integrations.verl.reward,
-r3.integrations.common, r3.integrations.common.
+Covers r3.integrations.verl.core, r3.integrations.verl.data, r3.integrations.verl.reward, r3.integrations.common.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings, pool
+from r3.verify import sandbox as pool
+from r3.verify.sandbox import Job, Outcome, Sandbox, SandboxSettings
 
 # The answers are out for harm or for an unearned verdict, written against what an attacker may want and not against
 # the code. They stand in answers.txt by kind, each below a line `### name`. CHEATS do not know what the tests expect

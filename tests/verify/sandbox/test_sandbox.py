@@ -1,6 +1,6 @@
 """The sandbox with real faults: killed workers and hosts, what answers leave behind, machines that cannot isolate.
 
-Covers r3.verify.sandbox.pool, r3.verify.sandbox.inside.zygote, r3.verify.sandbox.inside.walls,
+Covers r3.verify.sandbox, r3.verify.sandbox.inside.zygote, r3.verify.sandbox.inside.walls,
 r3.verify.sandbox.inside.linux.
 """
 
@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from r3.verify import VerifierError
-from r3.verify.sandbox import Job, Sandbox, SandboxSettings, pool
+from r3.verify import sandbox as pool
+from r3.verify.sandbox import Job, Sandbox, SandboxSettings
 
 RIGHT = Job("def double(x):\n    return 2 * x", ["assert double(2) == 4"])
 
