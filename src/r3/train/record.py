@@ -204,8 +204,6 @@ class TokenTexts:
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 FAILURES = ("timeout", "memory", "crashed", "error")
 """Verdicts that are failures of the verifier, not of the answer."""
-
-
 MOST_FAILURES = 0.01
 """Warn if the verifier fails on more than this share of a step's answers."""
 
