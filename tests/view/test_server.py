@@ -235,6 +235,13 @@ def test_the_modules_can_be_joined() -> None:
             assert len(source.splitlines()) < 400, name
 
 
+def test_the_page_asks_for_what_is_there_and_preloads_every_module() -> None:
+    files = static_files()
+    asked = re.findall(r'"/static/([^"]+)"', files["index.html"].decode())
+    assert set(asked) <= files.keys()
+    assert {name for name in files if name.endswith((".js", ".css"))} == {n for n in asked if not n.endswith(".svg")}
+
+
 def test_steps_are_spread_evenly() -> None:
     assert spread(range(10, 20), 1) == [19]
     assert spread(range(10, 20), 0) == []
