@@ -19,12 +19,12 @@ from r3.config import Config, TrainSettings
 from r3.method.mixed import WeightedSample
 from r3.method.settings import MethodSettings
 from r3.method.step import step
+from r3.policy import ModelSettings
 from r3.policy.model import Policy, enable_checkpointing
 from r3.policy.optimiser import Optimiser
 from r3.policy.update import Updater
-from r3.rollout import Engine, Request, Response, Sampling
+from r3.rollout import Engine, Request, Response, RolloutSettings, Sampling
 from r3.samples import Group, Query, Sample
-from r3.settings import ModelSettings, RolloutSettings
 from r3.train.loop import Trainer
 from r3.train.sampler import QueryStream, Sampler
 from r3.verify.judge import Judge, PlainJudge, Verdict

@@ -313,10 +313,10 @@ def test_the_verifiers_page_says_what_it_answers() -> None:
 
 def test_the_evaluation_pages_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from r3.method.reflection import plain_prompt
+    from r3.policy import ModelSettings
     from r3.policy.model import Policy
     from r3.rollout import Sampling
     from r3.rollout.transformers import TransformersEngine
-    from r3.settings import ModelSettings
     from r3.verify import FunctionJudge
 
     monkeypatch.setenv("R3_DATA", str(ROOT / "tests" / "data"))

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from r3.config import TrainSettings
+from r3.policy import ModelSettings
 from r3.policy.attention import flash, layout_of, padded
 from r3.policy.model import Policy, enable_checkpointing
 from r3.policy.optimiser import Optimiser
@@ -22,7 +23,6 @@ from r3.rollout import Request, Sampling
 from r3.rollout.native import NativeEngine
 from r3.rollout.transformers import TransformersEngine
 from r3.rollout.vllm.engine import VllmEngine
-from r3.settings import ModelSettings
 from tests.rollout.models import ARCHITECTURES, answers, build, requests_of, teacher_forced
 
 pytestmark = [

@@ -33,22 +33,22 @@ ALLOWED = {
     "locks": set(),
     "config_text": {"errors"},
     "method": {"settings", "samples"},
-    "buffer": {"errors", "samples", "locks"},
+    "buffer": {"errors", "settings", "samples", "locks"},
     "algorithm": {"errors", "samples", "method", "buffer"},
     "policy": {"errors", "settings", "samples", "method"},
     "rollout": {"errors", "settings", "samples", "policy"},
     "verify": {"errors", "samples"},
     "judging": {"samples", "rollout", "verify"},
-    "run": {"errors", "locks"},
+    "run": {"errors", "settings", "locks"},
     "tasks": {"errors", "settings", "samples", "verify", "buffer", "run"},
     "view": {"config", "config_text", "errors", "method", "run", "buffer"},
-    "evaluate": {"errors", "samples", "rollout", "judging", "tasks", "run", "verify"},
+    "evaluate": {"errors", "settings", "samples", "rollout", "judging", "tasks", "run", "verify"},
     "models": {"config", "errors", "settings", "policy"},
     "compare": {"config", "errors", "method", "run", "locks", "evaluate"},
-    # Large settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
+    # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
     "config": {
         *("settings", "config_text", "errors"),
-        *("method", "policy", "rollout", "tasks"),
+        *("method", "buffer", "policy", "rollout", "tasks", "evaluate", "run"),
     },
     "train": {
         *("config", "errors", "samples", "method", "buffer", "algorithm"),

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from r3.policy import ModelSettings
 from r3.policy.model import Policy
-from r3.settings import ModelSettings
 from r3.tasks.arithmetic import problem_set
 from tools.make_embedded import Recipe, is_right, reflection_prompt, sample, train
 from tools.writer import Habits

@@ -16,19 +16,16 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from r3.buffer import BufferSettings
 from r3.config_text import describe, explain, load_yaml
 from r3.errors import ConfigError
+from r3.evaluate import EvaluateSettings
 from r3.method.presets import reset, reset_objective
 from r3.method.settings import MethodSettings, ObjectiveSettings, RewardSettings
-from r3.settings import (
-    BufferSettings,
-    EvaluateSettings,
-    ModelSettings,
-    OptimiserSettings,
-    RolloutSettings,
-    RunSettings,
-    Settings,
-)
+from r3.policy import ModelSettings, OptimiserSettings
+from r3.rollout import RolloutSettings
+from r3.run import RunSettings
+from r3.settings import Settings
 from r3.tasks.datasets import SETS
 from r3.tasks.settings import AnyTaskSettings, ArithmeticSettings, of_its_family
 

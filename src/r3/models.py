@@ -298,9 +298,9 @@ def untrained(shape: Shape, tokenizer: PreTrainedTokenizerFast, *, seed: int) ->
 
 def merge(folder: Path, to: Path, *, base: str | None = None) -> str:
     """Write the merged model of an adapter folder to `to`; returns what was merged. `base`: where its base model is."""
+    from r3.policy import ModelSettings
     from r3.policy.model import Policy
     from r3.policy.source import adapters_in
-    from r3.settings import ModelSettings
 
     settings = ModelSettings(path=str(folder), device="cpu")
     adapters = adapters_in(str(folder), settings) if folder.is_dir() else None

@@ -16,9 +16,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from r3.cli import main
+from r3.policy import ModelSettings
 from r3.policy.model import Policy
 from r3.policy.source import quiet
-from r3.settings import ModelSettings
 from tests.train.test_bad_input import refused
 from tests.train.tiny import overrides, read_metrics
 

@@ -29,13 +29,13 @@ from r3.errors import ConfigError
 from r3.method.mixed import WeightedSample
 from r3.method.objective import policy_loss
 from r3.method.settings import OBJECTIVES, ObjectiveSettings
+from r3.policy import ModelSettings
 from r3.policy.attention import packed
 from r3.policy.layers import LOGITS
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
 from r3.policy.update import Updater, token_batch
-from r3.settings import ModelSettings
 from tests.tokenizing import char_tokenizer
 from tests.train.tiny import overrides, save_model
 

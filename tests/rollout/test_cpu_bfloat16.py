@@ -17,11 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from r3.policy import ModelSettings
 from r3.policy.model import Policy
 from r3.policy.packing import Trajectory
 from r3.rollout import Request, Response, Sampling
 from r3.rollout.native import NativeEngine
-from r3.settings import ModelSettings
 from tests.train.tiny import ROOT, command, read_metrics, run_r3
 
 from .models import answers, build, requests_of, teacher_forced

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from r3.config import Config
+from r3.policy import LoraSettings, ModelSettings
 from r3.policy.model import Policy
 from r3.policy.source import quiet
 from r3.rollout import Sampling
@@ -24,7 +25,6 @@ from r3.rollout.native import NativeEngine, cpu
 from r3.rollout.native.cpu import CpuOps, Unavailable, knows
 from r3.rollout.native.ops import CacheShape, How, Lanes, New, PagedCache, Split, TorchOps
 from r3.rollout.transformers import TransformersEngine
-from r3.settings import LoraSettings, ModelSettings
 from r3.train.build import make_engine
 
 from .models import answers, build, requests_of

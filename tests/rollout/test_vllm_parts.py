@@ -19,10 +19,10 @@ from peft import LoraConfig, get_peft_model
 from pydantic import ValidationError
 
 from r3.cli import main
+from r3.rollout import RolloutSettings
 from r3.rollout.vllm import check_version, cpu_cache_bytes
 from r3.rollout.vllm.servers import VllmServerEngine
 from r3.rollout.vllm.weights import Publisher, fetch, merged_weights
-from r3.settings import RolloutSettings
 from tests.train.tiny import overrides
 
 from .models import build, shared

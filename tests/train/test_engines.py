@@ -26,17 +26,17 @@ from r3.errors import DIVERGED, ConfigError
 from r3.method.mixed import WeightedSample
 from r3.method.objective import TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
+from r3.policy import ModelSettings
 from r3.policy.layers import CompiledLayers
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.update import Updater
-from r3.rollout import Request, Response, Sampling
+from r3.rollout import Request, Response, RolloutSettings, Sampling
 from r3.rollout.native import NativeEngine
 from r3.rollout.native.ops import TorchOps
 from r3.rollout.transformers import TransformersEngine
 from r3.run import RunFiles
 from r3.samples import Sample
-from r3.settings import ModelSettings, RolloutSettings
 from r3.train import build as building
 from r3.train.build import make_engine
 from tests.tokenizing import char_tokenizer

@@ -20,12 +20,12 @@ from r3.cli import main
 from r3.config import TrainSettings
 from r3.method.mixed import StepResult
 from r3.method.settings import MethodSettings
+from r3.policy import ModelSettings
 from r3.policy.model import Policy
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
 from r3.policy.update import Updater, UpdateReport
 from r3.samples import Context, Group, Query, Sample
-from r3.settings import ModelSettings
 from r3.train.sampler import QueryStream, Revisits
 from tests.method.makers import make_group, make_sample
 from tests.train.test_train import contents

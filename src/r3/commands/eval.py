@@ -279,8 +279,8 @@ def _token_counter(model: str | None) -> Callable[[str], int] | None:
     """Counts with the tokenizer of the model that is named, if one is."""
     if model is None:
         return None
+    from r3.policy import ModelSettings
     from r3.policy.model import load_tokenizer, resolve
-    from r3.settings import ModelSettings
 
     tokenizer = load_tokenizer(resolve(model), ModelSettings(path=model))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

@@ -18,12 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from r3.errors import ConfigError
+from r3.policy import ModelSettings
 from r3.policy.attention import is_packed, packed
 from r3.policy.layers import CompiledLayers, logits_of, onednn
 from r3.policy.layers import statistics as head_statistics
 from r3.policy.packing import Trajectory, row_of, sharing_pays
 from r3.policy.source import Adapters, adapters_in, check_reachable, continued, merged, on, quiet
-from r3.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # two progress bars would overwrite each other

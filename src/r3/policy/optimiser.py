@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from r3.settings import OptimiserSettings
+from r3.policy import OptimiserSettings
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants, try_to_load_from_cache
 
 from r3.errors import ConfigError
-from r3.settings import ModelSettings
+from r3.policy import ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

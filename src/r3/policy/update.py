@@ -21,6 +21,7 @@ from r3.errors import DIVERGED, R3Error, RunError
 from r3.method.mixed import FROM_ELSEWHERE, WeightedSample
 from r3.method.objective import ORIGINS, Diagnostics, TokenBatch, policy_loss
 from r3.method.settings import ObjectiveSettings
+from r3.policy import OptimiserSettings
 from r3.policy.attention import packed, to_device
 from r3.policy.layers import onednn
 from r3.policy.model import Policy
@@ -28,7 +29,6 @@ from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory, pack, pack_sharing
 from r3.policy.world import ShardedPolicy, World
 from r3.samples import FloatArray
-from r3.settings import OptimiserSettings
 
 log = logging.getLogger(__name__)
 

@@ -33,11 +33,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from r3.errors import RunError
+from r3.policy import OptimiserSettings
 from r3.policy.layers import layers_of
 from r3.policy.model import Policy, TokenStatistics
 from r3.policy.optimiser import Optimiser
 from r3.policy.packing import Trajectory
-from r3.settings import OptimiserSettings
 
 BUCKET = 2**26
 """How many numbers are sent at a time: 256 MB in float32."""

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from r3.policy import ModelSettings
 from r3.policy.model import Policy
 from r3.policy.packing import Trajectory
 from r3.rollout import Request, Response
-from r3.settings import ModelSettings
 from tests.tokenizing import char_tokenizer
 
 

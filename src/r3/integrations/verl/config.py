@@ -13,12 +13,12 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
+from r3.buffer import BufferSettings
 from r3.config import validate_as
 from r3.errors import ConfigError
 from r3.integrations.common import Described, of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
 from r3.method.settings import MethodSettings, RewardSettings
-from r3.settings import BufferSettings
 
 OBJECTIVE_OF_R3 = {"importance_cap", "ratio_gate", "mean_over"}
 LOSSES = ("vanilla", "gspo", "cispo")
