@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,11 @@ FILE = "r3_resampling.json"
 class FurtherRows:
     """The rows of the data, pass after pass, each pass shuffled: a pure function of the seed and of the position."""
 
-    def __init__(self, rows: Sequence[Any], *, seed: int, shuffle: bool) -> None:
-        self.rows, self.seed, self.shuffle = rows, seed, shuffle
+    def __init__(self, rows: Any, *, seed: int, shuffle: bool) -> None:
+        if not isinstance(rows, Sized):
+            raise ValueError("resampling asks further rows of the data by number: give a dataset, not a stream")
+        self.rows: Any = rows
+        self.seed, self.shuffle = seed, shuffle
         self.position = 0
         """How many rows were taken: all that a checkpoint must store."""
 

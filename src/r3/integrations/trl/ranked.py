@@ -36,6 +36,13 @@ class RankedTrainer(GRPOTrainer):
         """The current epoch, from 1; TRL counts it in fractions."""
         return int((self.state.epoch or 0) + 1e-6) + 1
 
+    @property
+    def _vllm_context(self) -> int | None:
+        """How many tokens a prompt and its answer may have in the vLLM that TRL made here; None if it made none."""
+        if not self.use_vllm or self.vllm_mode != "colocate":
+            return None
+        return int(self.vllm_generation.llm.llm_engine.model_config.max_model_len)
+
     def _share(self, everyone: list[Row]) -> list[Row]:
         """This rank's part of all ranks' rows."""
         share, rank = len(everyone) // self.accelerator.num_processes, self.accelerator.process_index
