@@ -89,12 +89,12 @@ $(VLLM)/.ready: $(VLLM_NEEDS) pyproject.toml
 	$(VLLM)/bin/pip install --quiet --no-deps -e .
 	touch $@
 
-vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines and of vLLM inside verl run
+vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines and of vLLM inside TRL and verl run
 
-test-vllm: vllm-env ## the real vLLM on a CPU: in the trainer's process, as two servers, and inside verl's trainer
+test-vllm: vllm-env ## the real vLLM on a CPU: in the trainer's process, as two servers, and inside TRL's and verl's trainers
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
-	  tests/rollout/vllm tests/integrations/verl/test_vllm.py
+	  tests/rollout/vllm tests/integrations/test_trl_vllm.py tests/integrations/verl/test_vllm.py
 
 # The oldest TRL that the adapter takes, before the newest, which .venv has.
 TRL_OLDEST := .trl-oldest

@@ -272,6 +272,7 @@ def test_two_processes_and_a_resume(tmp_path: Path) -> None:
         ({"r3_method": "grpoo"}, "^r3_method: Input should be 'grpo'"),
         ({"num_generations": 1}, "at least 2 generations"),
         ({"r3_max_reflections": 0}, "at least 1"),
+        ({"use_vllm": True, "vllm_max_model_length": 4107}, "'reflection.max_prompt_tokens': 4095}, or a .* of 4108"),
     ],
 )
 def test_conflicts_name_their_fix(tmp_path: Path, more: dict[str, Any], fix: str) -> None:

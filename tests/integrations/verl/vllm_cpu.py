@@ -23,6 +23,7 @@ def version_of(name: str) -> str:
 
 metadata.version = version_of
 sys.modules["verl.checkpoint_engine.hccl_checkpoint_engine"] = None  # it would take vLLM into every process
+sys.modules["trl"] = None  # where there is one, verl asks it for a class that TRL 1.16 no longer has
 cpu.use()
 
 

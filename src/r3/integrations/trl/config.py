@@ -103,6 +103,8 @@ class R3Config(GRPOConfig):
         for conflict, fix in _conflicts(self, method):
             if conflict:
                 raise ValueError(fix)
+        if self.use_vllm and self.vllm_mode == "colocate":
+            self.check_context(self.vllm_max_model_length)
         accumulated = int(self.steps_per_generation or 0) * self.num_iterations
         if self.save_strategy == "steps" and (self.save_steps * self.gradient_accumulation_steps) % accumulated:
             warnings.warn(
@@ -110,6 +112,18 @@ class R3Config(GRPOConfig):
                 "save_steps × gradient_accumulation_steps a multiple of steps_per_generation × num_iterations",
                 stacklevel=3,
             )
+
+    def check_context(self, context: int | None) -> None:
+        """Refuse a context of vLLM's that a reflection prompt and its answer may not fit into."""
+        reflection, answer = self.method().reflection, int(self.max_completion_length or 0)
+        if context is None or not reflection.enabled or reflection.max_prompt_tokens + answer <= context:
+            return
+        raise ValueError(
+            f"a reflection prompt may have {reflection.max_prompt_tokens} tokens and its answer {answer}, and vLLM's "
+            f"context is {context}: vLLM ends the run at a prompt that does not fit, and cuts the answer to one that "
+            f"hardly does. Set r3_overrides={{'reflection.max_prompt_tokens': {context - answer}}}, or a "
+            f"vllm_max_model_length of {reflection.max_prompt_tokens + answer} if the model goes that far"
+        )
 
     def method(self) -> MethodSettings:
         """The method's settings: the preset, the overrides, and what TRL's own settings say."""

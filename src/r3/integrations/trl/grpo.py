@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +46,13 @@ class RankedTrainer(GRPOTrainer):
     def _epoch(self) -> int:
         """The current epoch, from 1; TRL counts it in fractions."""
         return int((self.state.epoch or 0) + 1e-6) + 1
+
+    @property
+    def _vllm_context(self) -> int | None:
+        """How many tokens a prompt and its answer may have in the vLLM that TRL made here; None if it made none."""
+        if not self.use_vllm or self.vllm_mode != "colocate":
+            return None
+        return int(self.vllm_generation.llm.llm_engine.model_config.max_model_len)
 
     def _share(self, everyone: list[Row]) -> list[Row]:
         """This rank's part of all ranks' rows."""
@@ -205,8 +212,11 @@ FILE = "r3_resampling.json"
 class FurtherRows:
     """The rows of the data, pass after pass, each pass shuffled: a pure function of the seed and of the position."""
 
-    def __init__(self, rows: Sequence[Any], *, seed: int, shuffle: bool) -> None:
-        self.rows, self.seed, self.shuffle = rows, seed, shuffle
+    def __init__(self, rows: Any, *, seed: int, shuffle: bool) -> None:
+        if not isinstance(rows, Sized):
+            raise ValueError("resampling asks further rows of the data by number: give a dataset, not a stream")
+        self.rows: Any = rows
+        self.seed, self.shuffle = seed, shuffle
         self.position = 0
         """How many rows were taken: all that a checkpoint must store."""
 

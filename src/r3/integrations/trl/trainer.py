@@ -72,10 +72,8 @@ class R3Trainer(RankedTrainer):
         if self._r3_on and isinstance(self.train_dataset, Sized):
             grpo.check_rows(self.train_dataset, args.r3_id_column)  # type: ignore[arg-type]  # rows, as TRL wants them
         if self.r3_settings.resample.enabled:
-            if not isinstance(self.train_dataset, Sized):
-                raise ValueError("resampling asks further rows of the data by number: give a dataset, not a stream")
-            rows: Any = self.train_dataset
-            self._r3_further = FurtherRows(rows, seed=args.seed, shuffle=bool(self.shuffle_dataset))
+            self._r3_further = FurtherRows(self.train_dataset, seed=args.seed, shuffle=bool(self.shuffle_dataset))
+        args.check_context(self._vllm_context)
         self.add_callback(_Callbacks(self))
 
     # ------------------------------------------------------------- overrides
