@@ -27,6 +27,12 @@ def judge(completion: str, answer: str, **_: Any) -> bool:
     return bool(completion) and (ord(completion[0]) * 7919 % 100) < float(answer)
 
 
+def judged(data_source: str, solution_str: str, ground_truth: str, extra_info: Any, **_: Any) -> float:
+    """The same as a user of verl writes it (`reward.custom_reward_function`)."""
+    assert data_source == "contract"
+    return float(judge(solution_str, ground_truth))
+
+
 def save_model(folder: Path, *, seed: int = 0, context: int = 256, tied: bool = False) -> Path:
     """A random Llama with a character tokenizer, in Hugging Face format; its answers end by chance."""
     tokenizer = char_tokenizer()

@@ -64,7 +64,7 @@ def overrides(folder: Path, **more: Any) -> list[str]:
         "trainer.v1.trainer_mode": "r3_sync",
         "algorithm.adv_estimator": "r3_mixed_group",
         "reward.reward_manager.name": "r3_reward",
-        "reward.custom_reward_function.path": ROOT / "tests/integrations/verl/judging.py",
+        "reward.custom_reward_function.path": ROOT / "tests/train/tiny.py",
         "reward.custom_reward_function.name": "judged",
         "reward.num_workers": 1,
         "data.train_files": folder / "train.parquet",
