@@ -94,7 +94,7 @@ vllm-env: $(VLLM)/.ready ## make .venv-vllm, where the tests of the vLLM engines
 test-vllm: vllm-env ## the real vLLM on a CPU: in the trainer's process, as two servers, and inside TRL's and verl's trainers
 	@# not our options: the libraries' warnings are theirs, and --ignore leaves just these tests out
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -o addopts= -o filterwarnings=ignore -q -ra --durations=5 \
-	  tests/rollout/vllm tests/integrations/test_trl_vllm.py tests/integrations/verl/test_vllm.py
+	  -n 2 --dist loadfile tests/rollout/vllm tests/integrations/test_trl_vllm.py tests/integrations/verl/test_vllm.py
 
 # The oldest TRL that the adapter takes, before the newest, which .venv has.
 TRL_OLDEST := .trl-oldest

@@ -12,6 +12,9 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,24 +67,30 @@ def test_print_config_changed_through_the_command(tmp_path: Path, capsys: pytest
     assert "--changed is for --print-config" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("before", METHODS)
-def test_a_method_named_over_a_whole_config_is_that_method(
-    before: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`r3 train --print-config > my.yaml; r3 train my.yaml method=grpo`, for every pair of methods."""
-
-    def printed(*arguments: str) -> str:
+def printed(*arguments: str) -> str:
+    with redirect_stdout(StringIO()) as out:
         assert main(["train", *arguments, "--print-config"]) == 0
-        return capsys.readouterr().out
+    return out.getvalue()
 
+
+@cache
+def tuned(method: str) -> str:
+    """The whole config of a method, with numbers of one's own."""
+    text = printed(f"method={method}", "method.replay.max_age=7", "method.reflection.give_up_after=3", "train.steps=5")
+    assert validate(yaml.safe_load(text)).method.replay.max_age == 7
+    return text
+
+
+@pytest.mark.parametrize("before", METHODS)
+def test_a_method_named_over_a_whole_config_is_that_method(before: str, tmp_path: Path) -> None:
+    """`r3 train --print-config > my.yaml; r3 train my.yaml method=grpo`, for every pair of methods."""
     mine = tmp_path / "my.yaml"
-    tuned = ["method.replay.max_age=7", "method.reflection.give_up_after=3", "train.steps=5"]
-    mine.write_text(printed(f"method={before}", *tuned))
+    mine.write_text(tuned(before))
     for after in METHODS:
-        expected = printed(f"method={after}", *tuned)
-        assert printed(str(mine), f"method={after}") == expected
-        assert printed(str(mine), f"method.name={after}") == expected
-        assert validate(yaml.safe_load(expected)).method.replay.max_age == 7
+        assert printed(str(mine), f"method={after}") == tuned(after)
+    names = list(METHODS)
+    other = names[names.index(before) - 1]
+    assert printed(str(mine), f"method.name={other}") == tuned(other)
 
 
 def test_what_a_file_says_beside_a_method_holds_until_another_is_named(tmp_path: Path) -> None:

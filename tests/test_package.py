@@ -33,7 +33,7 @@ ALLOWED = {
     "locks": set(),
     "config_text": {"errors"},
     "method": {"settings", "samples"},
-    "buffer": {"errors", "settings", "samples", "locks"},
+    "buffer": {"errors", "samples", "locks"},
     "algorithm": {"errors", "samples", "method", "buffer"},
     "policy": {"errors", "settings", "samples", "method"},
     "rollout": {"errors", "settings", "samples", "policy"},
@@ -48,7 +48,7 @@ ALLOWED = {
     # Settings live with their rooms: the tree that composes them is below the rooms that are given it whole.
     "config": {
         *("settings", "config_text", "errors"),
-        *("method", "buffer", "policy", "rollout", "tasks", "evaluate", "run"),
+        *("method", "policy", "rollout", "tasks", "evaluate", "run"),
     },
     "train": {
         *("config", "errors", "samples", "method", "buffer", "algorithm"),

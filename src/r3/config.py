@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from r3.buffer import BufferSettings
 from r3.config_text import describe, explain, load_yaml
 from r3.errors import ConfigError
 from r3.evaluate import EvaluateSettings
@@ -45,6 +44,18 @@ class TrainSettings(OptimiserSettings):
 
 log = logging.getLogger(__name__)
 Tree = TypeVar("Tree", bound=BaseModel)
+
+
+class BufferSettings(Settings):  # here, since r3.buffer is made to be imported without pydantic
+    """The sample buffer S."""
+
+    per_query: int | None = Field(64, ge=1)
+    """Most living samples of one query; None for no limit."""
+    total: int | None = Field(1_000_000, ge=1)
+    """Most living samples in all; None for no limit."""
+    successes_from: str | None = None
+    """Directory of an earlier run of r3 train on the same problems with the same tokenizer: its right answers are
+    replayed where this run has too few of its own. It is only read; {seed} in it is this run's seed."""
 
 
 class Config(Settings):

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from r3.buffer import BufferSettings
-from r3.config import validate_as
+from r3.config import BufferSettings, validate_as
 from r3.errors import ConfigError
 from r3.integrations.common import Described, of_one_size
 from r3.integrations.verl import ESTIMATOR, KEY, REWARD
