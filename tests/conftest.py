@@ -5,9 +5,9 @@ several test files, whose rooms are imported only by those that ask for them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,20 @@ from hypothesis import settings
 
 settings.register_profile("r3", deadline=None, derandomize=True, max_examples=150, print_blob=True)
 settings.load_profile("r3")
+
+
+@pytest.fixture
+def report_gap(record_property: Callable[[str, object], None]) -> Callable[[float], None]:
+    """Keeps a mean difference of vLLM's and the trainer's log-probs for the last lines."""
+    return lambda gap: record_property("gap", gap)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "gap":
+                line = f"mean difference of vLLM's and the trainer's log-probs: {value:.1e}"
+                terminalreporter.write_line(f"{line}  {report.nodeid.rpartition('/')[2]}")
 
 
 @pytest.fixture(params=["tmpfs", "limit"])

@@ -23,7 +23,7 @@ from r3.cli import main
 from r3.commands.eval import run
 from r3.errors import ConfigError, TaskError
 from r3.run import RunFiles
-from tests.evaluate.scripted import arguments_of, brief, graded
+from tests.scripted import arguments_of, brief, graded
 from tests.train.tiny import overrides
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def evaluated(out: Path, *arguments: object) -> dict[str, Any]:
 
 
 def in_process(die_at: int, *arguments: object) -> int:
-    command = [sys.executable, "-m", "tests.evaluate.scripted", str(die_at), *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.scripted", str(die_at), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
 
 
@@ -224,7 +224,7 @@ LIMITS = ["--samples", "2", "--device", "cpu", "--temperature", "1"]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps with checkpoints at the second and the last; a reward of one's own, a template with a column."""
     folder = tmp_path_factory.mktemp("trained")
-    named = [f"{{function: tests.evaluate.scripted.{name}, weight: 2}}" for name in ("graded", "brief")]
+    named = [f"{{function: tests.scripted.{name}, weight: 2}}" for name in ("graded", "brief")]
     rewards = [f"task.rewards=[{', '.join(named)}]", "task.outcome=graded", "task.right_above=0.3"]
     asked = "task.template='{id}: {question}'"
     settings = overrides(folder, train__epochs=2, run__keep_checkpoints=9)
@@ -275,9 +275,9 @@ def test_two_checkpoints_lie_side_by_side(
 
 
 def test_another_judge_template_and_set(trained: Path, tmp_path: Path) -> None:
-    found, rows = evaluated_run(tmp_path / "never", trained, "--judge", "tests.evaluate.scripted.never")
+    found, rows = evaluated_run(tmp_path / "never", trained, "--judge", "tests.scripted.never")
     assert not any(row["right"] for row in rows)
-    assert found["about"]["grader"].startswith("tests.evaluate.scripted.never, ")
+    assert found["about"]["grader"].startswith("tests.scripted.never, ")
     _, plain = evaluated_run(tmp_path / "plain", trained)
     found, other = evaluated_run(tmp_path / "other", trained, "--template", "{question} {answer}?")
     assert found["about"]["template"] == "{question} {answer}?"

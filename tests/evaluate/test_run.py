@@ -30,7 +30,7 @@ from r3.evaluate.results import Results, hard_subset, paper_table
 from r3.evaluate.run import Benchmark, evaluate_model
 from r3.samples import Query
 from r3.verify.judge import PlainJudge, Verdict
-from tests.evaluate.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums
+from tests.scripted import SAMPLING, TOKENIZER, ScriptedEngine, encode, sums
 
 
 def script(prompt: str, seed: int) -> str:

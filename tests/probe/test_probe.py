@@ -23,7 +23,7 @@ from r3.method.ranking import dominance_scores, late_pairs, ordered_pairs, struc
 from r3.probe import findings
 from r3.probe.advice import LEAST_LIFT
 from r3.probe.findings import SERR
-from tests.probe.scripted import RatedEngine, question
+from tests.scripted import RatedEngine, question
 from tests.train.tiny import overrides, run_r3, save_model
 
 Probe = Callable[..., dict[str, Any]]
@@ -41,7 +41,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probe:
         rows = [{"id": f"q{i}", "problem": text, "answer": "y"} for i, text in enumerate(questions)]
         (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         file = tmp_path / "probe.json"
-        settings = [*overrides(tmp_path), "task.heldout=0", "task.verifier=tests.probe.scripted.judge", *more]
+        settings = [*overrides(tmp_path), "task.heldout=0", "task.verifier=tests.scripted.judge", *more]
         assert main(["probe", *settings, "--tokens", str(tokens), "--json", str(file)]) == 0
         found: dict[str, Any] = json.loads(file.read_text())
         assert asked.tokens == found["tokens"]["generated"] <= tokens == found["tokens"]["budget"]
@@ -161,7 +161,7 @@ def test_the_folder_holds_a_recipe_that_trains(
     monkeypatch.setattr("r3.train.build.make_engine", lambda config, policy: RatedEngine())
     rows = [{"id": str(i), "problem": question(i, 0.0, 0.4), "answer": "y"} for i in range(30)]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    judged = ["task.heldout=0", "task.verifier=tests.probe.scripted.judge", "method=grpo"]
+    judged = ["task.heldout=0", "task.verifier=tests.scripted.judge", "method=grpo"]
     folder = tmp_path / "out"
     assert main(["probe", *overrides(tmp_path), *judged, "--tokens", "10000", "--out", str(folder)]) == 0
     assert {path.name for path in folder.iterdir()} == {"probe.json", "report.txt", "recipe.yaml"}

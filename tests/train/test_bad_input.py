@@ -204,7 +204,7 @@ def rows(path: Path, *given: dict[str, Any]) -> Path:
 
 
 JUDGE = "tests.train.tiny.judge"
-BRIEF = "tests.evaluate.scripted.brief"
+BRIEF = "tests.scripted.brief"
 
 
 @pytest.mark.parametrize(
