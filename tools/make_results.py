@@ -37,7 +37,15 @@ MARK = (
 )
 TABLE = "<!-- table -->", "<!-- end of table -->"
 ORDER = (
-    *("lift", "mechanisms", "embedded-groups-of-four", "embedded-harder", "truncation", "spelling-mechanisms"),
+    *(
+        "lift",
+        "lift-rates",
+        "mechanisms",
+        "embedded-groups-of-four",
+        "embedded-harder",
+        "truncation",
+        "spelling-mechanisms",
+    ),
     *("smollm2-lists", "replay-bounds-lift", "replay-bounds"),
 )
 """The comparisons, the main ones first."""

@@ -128,6 +128,7 @@ def run(
     started = len(list(folder.glob("metrics-*.jsonl")))
     environment = {
         **os.environ,
+        "RAY_worker_niceness": "0",  # Ray's 15 would starve it beside any other work on the machine
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),  # this tree, wherever another is installed
         "PYTHONWARNINGS": "ignore",
         "R3_TEST_FOLDER": str(folder),
