@@ -99,7 +99,7 @@ def row(engine: str, options: argparse.Namespace, steps: list[Row]) -> Row:
 
 
 def dtype_of(engine: str, device: str) -> torch.dtype:
-    """Of the weights: on a card bfloat16 but for trl-fp32, on a CPU float32 but for names that end in -bf16."""
+    """The weights' type: on a card bfloat16 but for trl-fp32, on a CPU float32 but for names that end in -bf16."""
     half = engine != "trl-fp32" if device.startswith("cuda") else engine.endswith("-bf16")
     return torch.bfloat16 if half else torch.float32
 

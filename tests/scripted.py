@@ -153,7 +153,7 @@ def arguments_of(*given: str) -> argparse.Namespace:
 
 
 def die_at(batch: int) -> None:
-    """Of the batches written to the log, the only file that grows here."""
+    """At this batch of the log, the only file that grows here."""
     counter, append = itertools.count(1), AppendFile.append
 
     def deadly(self: AppendFile, record: bytes) -> None:

@@ -32,7 +32,7 @@ from tools import arena_page
 
 BASELINE = "grpo"
 ABLATIONS = ("r3-no-replay", "r3-no-reflection", "r3-no-ranking")
-"""Of R³; they have comparisons of their own."""
+"""R³'s ablations have comparisons of their own."""
 HELPED = ("luffy", "sage", "critique")
 """Shown demonstrations, hints or right answers, which the others never see: they have a table of their own."""
 CHANGED = {

@@ -22,7 +22,7 @@ from tools.sentences import rewritten
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PREFIX = "arena-"
-"""Of the raw files, one for each table: they are condensed comparisons, with what the tuning found in the plan."""
+"""Begins the names of the raw files, one per table: condensed comparisons, with what the tuning found in the plan."""
 MARK = "<!-- What follows is made by tools/arena_page.py from raw/arena-*.json: edit above, then `make results`. -->"
 FIGURE = "arena.svg"
 TITLES = {

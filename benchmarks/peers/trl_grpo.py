@@ -24,7 +24,7 @@ from harness import NotMeasured, synchronise, timed
 from work import EOS, Work
 
 Reward = Callable[[str, str], float]
-"""Of a prompt's and a completion's text."""
+"""Takes the text of a prompt and of its completion."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ RAW = Path(__file__).parents[2] / "docs" / "results" / "raw" / "embedded-groups-
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of a comparison that was run, made again from its raw files."""
+    """The report of a comparison that was run, made again from its raw files."""
     out = tmp_path_factory.mktemp("compare")
     (out / "raw").mkdir()
     found = json.loads(RAW.read_text())

@@ -180,7 +180,7 @@ def test_other_settings_of_trls(tmp_path: Path, more: dict[str, Any]) -> None:
     first = [drawn for drawn in trainer.drawn if drawn.step == 1]
     assert len(first) == 1 + max(logged(trainer, "r3/resample/rounds"), default=0)
     assert max(gap(tmp_path / "model", drawn) for drawn in first) < 1e-4
-    # Of all steps by TRL's own forward, where it makes one.
+    # All steps, by TRL's own forward, where it makes one.
     assert max(logged(trainer, "sampling/sampling_logp_difference/max"), default=0.0) < 1e-4
 
 

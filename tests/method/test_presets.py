@@ -58,7 +58,7 @@ def answer(right: bool, length: int, method: str, query: str, seed: int = 0) -> 
 
 
 def advantages(name: str, *outcomes: Sequence[int], length: int = 4) -> list[list[float]]:
-    """Of groups of answers of equal length."""
+    """The advantages of groups whose answers have equal lengths."""
     groups = [
         make_group([answer(bool(o), length, name, f"q{i}", j) for j, o in enumerate(group)], query_id=f"q{i}")
         for i, group in enumerate(outcomes)

@@ -120,7 +120,7 @@ MIDDLE = truncated(0.5, 0.5, 0.5, 2.5)
 
 
 def test_a_centred_ranking_reward_of_nothing_is_exactly_nothing() -> None:
-    """Of three the second is paid the mean, and a complete wrong answer lies there too: both used to get 1e-17."""
+    """The second of three is paid the mean, and a complete wrong answer lies there too: both used to get 1e-17."""
     for max_reward in (0.05, 0.1, 0.2, 0.3, 0.7):
         ranking = {"peak_fraction": 0.25, "max_reward": max_reward, "centred": True, "standardised": False}
         result = step([make_group([FORKING, MIDDLE, FLAT, COMPLETE])], MethodSettings(name="r3-paper", ranking=ranking))

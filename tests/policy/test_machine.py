@@ -92,7 +92,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gradients(layer: nn.Linear, x: Tensor, weights: Tensor) -> list[Tensor]:
-    """Of a weighted sum of what the layer gives: its output, and the gradients of input and parameters."""
+    """The layer's output, and the gradients of input and parameters from a weighted sum of it."""
     x = x.clone().requires_grad_()
     out = layer(x)
     layer.zero_grad()

@@ -29,7 +29,7 @@ Fault = Callable[[random.Random], str | None]
 
 
 class Count:
-    """Of one class of faults."""
+    """The count for one class of faults."""
 
     def __init__(self) -> None:
         self.tried = 0

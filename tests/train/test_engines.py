@@ -209,7 +209,7 @@ CAP = 2.0
 
 
 def logprobs_of(weights: Path, row: dict[str, Any]) -> np.ndarray:
-    """Of a row's response, by a plain forward of the model in that folder."""
+    """The log-probs of a row's response, by a plain forward of the model in that folder."""
     model = AutoModelForCausalLM.from_pretrained(weights)
     prompt = char_tokenizer().encode(row["prompt"], add_special_tokens=False)
     with torch.no_grad():

@@ -95,7 +95,7 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
     if not 0 <= right <= answers:
         raise ValueError(f"{right} right of {answers} answers cannot be")
     if not 1 <= k <= answers:
-        raise ValueError(f"pass@{k} needs at least {k} answers a problem and k ≥ 1; there are {answers}")
+        raise ValueError(f"pass@{k} needs at least {k} answers per problem and k ≥ 1; there are {answers}")
     every = math.comb(answers, k)
     return (every - math.comb(answers - right, k)) / every
 

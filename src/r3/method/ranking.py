@@ -107,8 +107,8 @@ def ranked_rewards(scores_N: npt.NDArray[np.int64], *, max_reward: float) -> Arr
 
 
 def ordered_pairs(scores: npt.ArrayLike, right: npt.ArrayLike) -> tuple[float, int]:
-    """Of how many pairs of a right and a wrong response the right one has the higher score (a tie counts half), and of
-    how many there are: their ratio is the AUC of the score.
+    """How many pairs of a right and a wrong response have the higher score on the right one (a tie counts half), and
+    how many pairs there are: their ratio is the AUC of the score.
 
     >>> ordered_pairs([3, 1, 2], [True, False, False]), ordered_pairs([1, 1, 2], [True, False, False])
     ((2.0, 2), (0.5, 2))

@@ -151,7 +151,7 @@ def _most_varied(samples: list[Sample], settings: ReplaySettings) -> tuple[Sampl
     def spread(low: int) -> float:
         return float(np.var(rewards[:low] + rewards[len(rewards) - (k - low) :]))
 
-    # Of equal spreads the most even split: rewards that are all alike would else come from one end.
+    # The most even split among equal spreads: rewards that are all alike would else come from one end.
     low = max(range(k + 1), key=lambda low: (round(spread(low), 12), -abs(2 * low - k)))
     right = highest[: k - low]
     wrong = [index for index in lowest if index not in right][:low]

@@ -302,7 +302,7 @@ class _Session:
         self._record(step, metrics)
         for told in (*alarms(metrics, len(result.samples)), *self._never_right.alarms(result)):
             log.warning("step %d: %s", step, told)
-        if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens a step as so far
+        if self.config.train.tokens is not None:  # the budget ends the run: expect as many tokens per step as so far
             progress.total = min(self.total_steps, max(step, round(step * self.config.train.tokens / self.tokens)))
         progress.update(step, metrics)
         if step % run.checkpoint_every == 0:

@@ -143,7 +143,7 @@ class Seen:
     """What this worker has seen of its run."""
 
     version = 0
-    """Of the weights, by the step after which they were handed over."""
+    """The weights' version: the step after which they were handed over."""
     updates = 0
     """Since then."""
 

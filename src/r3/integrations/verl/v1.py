@@ -40,7 +40,7 @@ class R3Trainer(WithCore, PPOTrainerSync):  # type: ignore[misc]
             config.trainer.v1.trainer_mode = "sync"  # verl compares this string wherever it means this kind of trainer
         super().__init__(config)
         self._rows = 0
-        """Of the batch, before verl fills it up."""
+        """How many rows the batch has before verl fills it up."""
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
