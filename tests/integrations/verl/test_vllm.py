@@ -23,6 +23,8 @@ from tests.tokenizing import char_tokenizer
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
 STEPS = 3
+ROUNDING = 5e-4
+"""Most that float32 makes of the log-prob of a rare token (seen: 1.2e-4 at -8.3); another step's weights make 0.5."""
 QUERIES = [Query(f"q{i}", f"What is {i}+{i}?", share) for i, share in enumerate(["0", "30", "70", "100"])]
 ROLLOUT = "actor_rollout_ref.rollout"
 REAL = {
@@ -60,10 +62,10 @@ def test_vllm_draws_from_the_weights_that_the_trainer_sent(real: Path) -> None:
     """vLLM's log-probs at each step are those of the policy that the step before left behind."""
     logged = running.metrics(real)
     assert list(logged) == list(range(1, STEPS + 1))
-    assert logged[1]["training/rollout_probs_diff_max"] < 1e-4  # of the later ones replayed rows are part
+    assert logged[1]["training/rollout_probs_diff_max"] < ROUNDING  # of the later ones replayed rows are part
     policies = [real / "model", *(real / f"checkpoints/global_step_{n}/actor/huggingface" for n in range(1, STEPS))]
     for number, policy in enumerate(policies, 1):
-        assert gap(real, policy, number) < 1e-4
+        assert gap(real, policy, number) < ROUNDING
         if number > 1:
             assert gap(real, policies[number - 2], number) > 1e-3, "the policy learns"
 
