@@ -265,7 +265,7 @@ def check_template(config: Config, chats: bool, tokenizer: Any) -> None:
 
 
 def check_prompts(config: Config, task: Task, prompts: PlainPrompts, max_context: int | None) -> int:
-    """Check that every prompt can be built and fits the model's context with the response; the longest one's length."""
+    """Check that all prompts can be built and fit the model's context with the response; return the longest length."""
     queries = [*task.train, *task.heldout]
     check_template(config, any(not isinstance(query.prompt, str) for query in queries), prompts.tokenizer)
     lengths = [len(prompts(query)) for query in queries]

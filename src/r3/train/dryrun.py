@@ -232,11 +232,11 @@ def _memory(config: Config, shape: Any, parameters: int, trained: int, processes
         **_logits(shape, device, budget, width),
     }
     elsewhere = config.rollout.engine == "vllm-server"  # with the weights and the cache to draw from
-    rollout = {
+    at_rollout = {
         "weights before the update, to draw from": parameters * width * config.rollout.ahead,
         f"KV cache of {rows} rows × {longest:,} tokens (upper bound)": rows * longest * _cache(shape) * width,
     }
-    rollout = {} if elsewhere else rollout
+    rollout = {} if elsewhere else at_rollout
     parts = {name: size for name, size in (always | update | rollout).items() if size}
     lines = [f"memory     {size / 1e9:8.2f} GB  {name}" for name, size in parts.items()]
     turns = (sum(update.values()), sum(rollout.values()))
